@@ -1,0 +1,86 @@
+"""The configuration as frozen values. Loading and checking live in `config_load`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ctxgate.inference.rates import RateCard
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where the gateway serves. Loopback unless the operator says otherwise."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a client may send and how long an upstream may take. Seconds and bytes."""
+
+    max_body_bytes: int = 64 * 2**20
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 600.0
+    idle_timeout_s: float = 300.0
+    abort_drain_s: float = 10.0  # how long to wait for the usage of an aborted call
+    max_attempts: int = 3  # tries of one request, the first included
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One vLLM server. `url` is its root, without a path and without a trailing slash."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas with one serving profile and one price."""
+
+    name: str
+    replicas: tuple[Replica, ...]
+    rates: RateCard
+    api_key: str | None = field(default=None, repr=False)  # sent to the replicas as a bearer token
+    abort: bool = True  # the replicas accept /inference/v1/abort_requests (vLLM --enable-scale-out)
+    continuous_usage: bool = False  # ask for running usage on every chunk; for pools without `abort`
+    usage_convention: str = "inclusive"  # prompt tokens include cached ones; "exclusive" where not
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model name clients ask for: the pools that serve it, the default first."""
+
+    name: str
+    pools: tuple[str, ...]
+    served_name: str | None = None  # the engine's own name, where it differs
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A credential. `digest` is the SHA-256 of the secret; the secret itself is never stored."""
+
+    key_id: str
+    digest: bytes = field(repr=False)
+    team: str
+    organisation: str
+    allow_engine_fields: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the gateway reads at start."""
+
+    listen: Listen
+    store: Path  # the SQLite file
+    limits: Limits
+    pools: Mapping[str, Pool]
+    models: Mapping[str, Model]
+    keys: tuple[Key, ...]
+    docs: bool = True
