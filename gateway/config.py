@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ctxgate.inference.rates import RateCard
 
@@ -63,6 +63,14 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """A team and the organisation that it belongs to."""
+
+    name: str
+    organisation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A credential. `digest` is the SHA-256 of the secret; the secret itself is never stored."""
 
@@ -84,3 +92,4 @@ class Config:
     models: Mapping[str, Model]
     keys: tuple[Key, ...]
     docs: bool = True
+    teams: Mapping[str, Team] = field(default_factory=dict)

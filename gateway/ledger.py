@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -12,6 +12,46 @@ if TYPE_CHECKING:
 
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
+
+GROUPINGS: Final = ("task", "team", "pool", "model", "day")
+"""What a report may be grouped by. `EVERYTHING` gives one row over all of it."""
+
+EVERYTHING: Final = "everything"
+
+FILTERS: Final = ("organisation", "team", "key_id", "task", "pool", "model")
+"""The columns a report may be narrowed by."""
+
+
+class LedgerError(Exception):
+    """Base of what can go wrong with a ledger.
+
+    LedgerError
+     +-- LedgerUnavailable   the store did not take the write
+     +-- LedgerClosed        a write after `close()`
+     +-- UnknownAttempt      a settlement of an attempt that was never opened
+     +-- AttemptConflict     an attempt id that was opened before with other contents
+     +-- SchemaMismatch      the file is not a ledger, or of a version this program cannot use
+    """
+
+
+class LedgerUnavailable(LedgerError):
+    """The store did not take the write: disk full, locked for too long, or damaged."""
+
+
+class LedgerClosed(LedgerError):
+    """A write after `close()`."""
+
+
+class UnknownAttempt(LedgerError):
+    """A settlement of an attempt that was never opened: a defect of the caller."""
+
+
+class AttemptConflict(LedgerError):
+    """An attempt id that was opened before with other contents: a defect of the caller."""
+
+
+class SchemaMismatch(LedgerError):
+    """The file is not a ledger, or of a version this program cannot use."""
 
 
 class Outcome(StrEnum):
@@ -67,11 +107,29 @@ class AttemptSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One settled row of the ledger."""
+
+    opened: AttemptOpened
+    settled: AttemptSettled
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some settled attempts; `cursor` continues after them and is None at the end."""
+
+    attempts: tuple[Attempt, ...]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRow:
     """Sums over the settled attempts of one group.
 
-    Token and money sums run over the known figures; `unknown_*` count the attempts they leave out,
-    and `estimated` those in which a figure was estimated.
+    `requests` counts distinct request ids, `attempts` rows. Token and money sums run over the known
+    figures. `unknown_tokens` counts attempts whose uncached, cached or output count is unknown, and
+    `unknown_cost` those with an unknown total or component: where it is not 0, `cost_nano` is a lower
+    bound. `estimated` counts attempts in which a token count is an estimate.
     """
 
     group: str
@@ -90,18 +148,55 @@ class ReportRow:
 class Ledger(Protocol):
     """Where attempts are written. Both steps are idempotent by attempt id."""
 
+    @property
+    def pending(self) -> int:
+        """Openings and settlements that are not durable yet."""
+        ...
+
     def open(self, row: AttemptOpened) -> Future[None]:
-        """Queue the opening row; the future resolves when it is durable."""
+        """Queue the opening row; the future resolves when it is durable.
+
+        It raises LedgerUnavailable where the store did not take the row, and AttemptConflict where
+        the id was opened before with other contents. Cancelling the future does not undo the write.
+        """
         ...
 
     def settle(self, row: AttemptSettled) -> Future[bool]:
-        """Queue the settlement; resolves when durable, False if the attempt was already settled."""
+        """Queue the settlement; resolves when durable, False if the attempt was already settled.
+
+        May be called before the opening row is durable, and after it was refused: both are then
+        written together. A store that fails is tried again until it takes the settlement, so the
+        future may be pending for long. UnknownAttempt where the attempt was never opened.
+        """
         ...
 
     async def report(
-        self, by: str, *, where: Mapping[str, str] | None = None, since_us: int = 0, until_us: int | None = None
+        self,
+        by: str,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
     ) -> list[ReportRow]:
-        """Sums of settled attempts grouped by task, team, pool, model or day (UTC)."""
+        """Sums of settled attempts grouped by one of GROUPINGS, sorted by group.
+
+        `where` narrows by columns of FILTERS; the span [since_us, until_us) and the day (UTC) are those
+        of the attempt's opening, so that an attempt across midnight lies in one day. ValueError for
+        an unknown grouping or filter.
+        """
+        ...
+
+    async def rows(
+        self,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page:
+        """Settled attempts in the order of their opening, `limit` at a time from `cursor` on."""
         ...
 
     async def recover(self) -> Iterable[str]:
@@ -109,5 +204,5 @@ class Ledger(Protocol):
         ...
 
     async def close(self) -> None:
-        """Write everything that is queued, then close."""
+        """Write everything that is queued, then close. LedgerUnavailable where that failed."""
         ...

@@ -6,7 +6,17 @@ Amounts are integer nano-dollars (1 USD = 10**9); rates are integer nano-dollars
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.inference.usage import Certainty
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from ctxgate.inference.usage import Usage
+
+NANO_PER_DOLLAR: Final = 10**9
+TOKENS_PER_RATE: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +60,67 @@ class Charge:
     total: int | None
     exact: bool
     rates_effective: date
+
+
+def rates_at(card: RateCard, day: date, prompt_tokens: int) -> Rates:
+    """The rates that price a request of `prompt_tokens` (cached ones included) on `day`.
+
+    The version is the latest one effective on or before `day`; before the first, the first. The tier
+    is the highest whose edge the prompt exceeds; it replaces all rates, the cached one too.
+    """
+    version = card.versions[0]
+    for candidate in card.versions[1:]:
+        if candidate[0].effective > day:
+            break
+        version = candidate
+    rates = version[0]
+    for tier in version[1:]:
+        if prompt_tokens > tier.above_prompt_tokens:
+            rates = tier
+    return rates
+
+
+def charge(usage: Usage, card: RateCard, day: date) -> Charge:
+    """Price a usage record: the only place where tokens become money.
+
+    Each of the three components is computed exactly and rounded once, half up, to a nano-dollar.
+    Written tokens belong to the uncached component, at their own rate; where their number is unknown
+    the whole component goes at the uncached rate. A prompt of unknown length is priced by the base tier.
+    """
+    rates = rates_at(card, day, usage.prompt or 0)
+    counts = (usage.uncached, usage.cached, usage.output)
+    uncached = _uncached_nano(usage.uncached.value, usage.written.value or 0, rates)
+    cached = _nano(usage.cached.value, rates.cached)
+    output = _nano(usage.output.value, rates.output)
+    known = [part for part in (uncached, cached, output) if part is not None]
+    return Charge(
+        uncached=uncached,
+        cached=cached,
+        output=output,
+        total=sum(known) if known else None,
+        exact=all(count.certainty is Certainty.MEASURED for count in counts),
+        rates_effective=rates.effective,
+    )
+
+
+def _uncached_nano(tokens: int | None, written: int, rates: Rates) -> int | None:
+    if tokens is None:
+        return None
+    return _round((tokens - written) * rates.uncached + written * rates.written)
+
+
+def _nano(tokens: int | None, rate: int) -> int | None:
+    return None if tokens is None else _round(tokens * rate)
+
+
+def _round(micro_nano: int) -> int:
+    """Half up; amounts are never negative."""
+    return (micro_nano + TOKENS_PER_RATE // 2) // TOKENS_PER_RATE
+
+
+def format_usd(nano: int) -> str:
+    """The exact amount in dollars as a decimal string without trailing zeros: "0.011684"."""
+    whole, fraction = divmod(abs(nano), NANO_PER_DOLLAR)
+    sign = "-" if nano < 0 else ""
+    digits = f"{fraction:09d}".rstrip("0")
+    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"

@@ -49,20 +49,33 @@ def estimated(tokens: int) -> Count:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one attempt. `written` lies inside `uncached`, `reasoning` inside `output`."""
+    """The tokens of one attempt. `written` lies inside `uncached`, `reasoning` inside `output`.
+
+    `prompt_total` is set where the engine told the whole prompt but not its cached part; it is not a
+    third part to add.
+    """
 
     uncached: Count
     cached: Count
     output: Count
     reasoning: Count = UNKNOWN
     written: Count = UNKNOWN
+    prompt_total: Count = UNKNOWN
+
+    def __post_init__(self) -> None:
+        if _exceeds(self.written, self.uncached) or _exceeds(self.reasoning, self.output):
+            raise ValueError("a part of a token count is larger than the whole")
 
     @property
     def prompt(self) -> int | None:
-        """Prompt tokens, or None while either part is unknown."""
+        """All prompt tokens, cached ones included, or None where they are unknown."""
         if self.uncached.value is None or self.cached.value is None:
-            return None
+            return self.prompt_total.value
         return self.uncached.value + self.cached.value
+
+
+def _exceeds(part: Count, whole: Count) -> bool:
+    return part.value is not None and whole.value is not None and part.value > whole.value
 
 
 NOTHING_KNOWN: Final = Usage(UNKNOWN, UNKNOWN, UNKNOWN)

@@ -1,0 +1,75 @@
+"""The outgoing prompt and why it is what it is.
+
+At this point of the way only additions the gateway needs for metering are made; layout and context
+edits join here as further `PlanEdit`s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ctxgate.inference import wire
+
+if TYPE_CHECKING:
+    from ctxgate.inference.wire import Body
+
+_DICT: Final = msgspec.json.Decoder(dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEdit:
+    """One change to the outgoing body: what was changed and for which purpose."""
+
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """The bytes to send and every edit that made them differ from the client's."""
+
+    outgoing: bytes = field(repr=False)
+    edits: tuple[PlanEdit, ...] = ()
+    injected_usage: bool = False
+    injected_continuous: bool = False
+
+
+def plan(body: Body, *, stream: bool, served_model: str | None, continuous_usage: bool) -> PromptPlan:
+    """The body as it goes upstream.
+
+    A stream is asked for its usage, which the client sees only if it asked too; the model's name is
+    replaced where the engine knows it by another. Everything else is the client's own bytes.
+    """
+    edits: list[PlanEdit] = []
+    outgoing = body
+    if served_model is not None:
+        outgoing = wire.parse(wire.with_member(outgoing, "model", msgspec.json.encode(served_model)))
+        edits.append(PlanEdit("model", "the engine's name of the model"))
+    wanted = stream_options(body) if stream else {}
+    asked = wanted.get("include_usage") is True
+    asked_continuous = wanted.get("continuous_usage_stats") is True
+    inject_continuous = stream and continuous_usage and not asked_continuous
+    if stream and (not asked or inject_continuous):
+        options = {**wanted, "include_usage": True}
+        if inject_continuous:
+            options["continuous_usage_stats"] = True
+        value = msgspec.json.encode(options)
+        outgoing = wire.Body(wire.with_member(outgoing, "stream_options", value), outgoing.members)
+        edits.append(PlanEdit("stream_options", "usage of the stream, for the ledger"))
+    return PromptPlan(outgoing.raw, tuple(edits), stream and not asked, inject_continuous)
+
+
+def untouched(body: Body) -> PromptPlan:
+    """The client's own bytes, with nothing added."""
+    return PromptPlan(body.raw)
+
+
+def stream_options(body: Body) -> dict[str, object]:
+    """The client's stream options, empty when absent or null. Raises `msgspec.DecodeError` if no object."""
+    raw = body.members.get("stream_options")
+    if raw is None or bytes(raw) == b"null":
+        return {}
+    return _DICT.decode(raw)

@@ -1,0 +1,225 @@
+"""`ctxgate replay`: play recorded agent sessions against a gateway or a pool, and say what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxgate.gateway.perturb import Perturbation, parse_perturbations
+from ctxgate.gateway.replay import as_json, summarize
+from ctxgate.gateway.replay_client import Backend, BackendError
+from ctxgate.gateway.replay_count import PromptCounter
+from ctxgate.gateway.replay_run import Plan, Player
+from ctxgate.gateway.replay_table import Progress, report
+from ctxgate.gateway.sessions import Session, SessionError, read_session
+from ctxgate.inference.oracle import PrefixOracle
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ctxgate.gateway.replay import Played
+    from ctxgate.gateway.replay_client import ServedModel
+    from ctxgate.gateway.replay_run import Tokenize
+
+DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's own default on GPUs
+_KEY_VARIABLE: Final = "CTXGATE_KEY"
+_INTERRUPTED: Final = 130
+
+
+class Unusable(Exception):
+    """The arguments, or the server behind them, do not allow a replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run needs to know about the server, and how it is known."""
+
+    plan: Plan
+    block_size: int
+    block_size_assumed: bool
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    kinds = ", ".join(sorted(kind.value for kind in Perturbation))
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="sessions in JSONL: a header, then chat messages")
+    add("--to", required=True, metavar="URL", help="base URL of the gateway or of a vLLM server")
+    key = parser.add_mutually_exclusive_group()
+    key.add_argument("--key", help="client key; visible to other users of this machine, unlike --key-env")
+    key.add_argument(
+        "--key-env",
+        default=_KEY_VARIABLE,
+        metavar="NAME",
+        help="variable with the key (default: %(default)s)",
+    )
+    add("--model", help="model to ask for (default: the first one served)")
+    add("--task-prefix", default="", metavar="P", help="put before the session's name in x-ctxgate-task")
+    add("--perturb", default="", metavar="LIST", help=f"what a real client does to its prompts: {kinds}")
+    streams = parser.add_mutually_exclusive_group()
+    streams.add_argument("--stream", action="store_true", default=True, help="stream answers (default)")
+    streams.add_argument("--no-stream", action="store_false", dest="stream", help="no streams, and no TTFT")
+    add(
+        "--max-tokens",
+        type=_positive,
+        default=16,
+        metavar="N",
+        help="output per request (default: %(default)s)",
+    )
+    add("--max-requests", type=_positive, metavar="N", help="play at most N requests of each session")
+    add(
+        "--max-context",
+        type=_positive,
+        metavar="N",
+        help="end a session before a prompt of N tokens or more (default: the model's max_model_len)",
+    )
+    add(
+        "--concurrency",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="sessions at once (default: %(default)s)",
+    )
+    add(
+        "--block-size", type=_positive, metavar="N", help="tokens per cache block (default: as /metrics says)"
+    )
+    add(
+        "--tokenizer", type=Path, metavar="DIR", help="model folder for the local count (default: the twin's)"
+    )
+    add("--json", action="store_true", help="print JSON")
+    add("--no-color", action="store_true", help="no colour on a terminal")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play and print; 0 if every request was answered, 1 if one failed, 2 if nothing could be played."""
+    try:
+        sessions = read_sessions(args.files)
+        tokenize = load_tokenizer(args.tokenizer)
+        return asyncio.run(_replay(args, sessions, tokenize))
+    except (Unusable, SessionError, BackendError, OSError, ValueError) as error:
+        print(f"ctxgate replay: {error}", file=sys.stderr)
+        return 2
+
+
+def read_sessions(files: list[Path]) -> list[Session]:
+    """All sessions, in the order given. Raises `SessionError`, OSError, or `Unusable` on equal names."""
+    sessions: dict[str, Session] = {}
+    for file in files:
+        session = read_session(file)
+        if session.name in sessions:
+            raise Unusable(f"{file}: session {session.name!r} was given before; a task is one session")
+        sessions[session.name] = session
+    return list(sessions.values())
+
+
+def load_tokenizer(folder: Path | None) -> Tokenize | None:
+    """The local prompt counter, or None where its packages are missing and none was asked for."""
+    try:
+        return PromptCounter(folder)
+    except ImportError:
+        if folder is None:
+            return None
+        raise Unusable("--tokenizer needs the extra `twin`: pip install 'ctxgate[twin]'") from None
+
+
+async def _replay(args: argparse.Namespace, sessions: list[Session], tokenize: Tokenize | None) -> int:
+    key = args.key or os.environ.get(args.key_env)
+    async with Backend(args.to, key) as backend:
+        setup = await prepare(backend, args)
+        requests = sum(min(s.requests, setup.plan.max_requests or s.requests) for s in sessions)
+        progress = Progress(sys.stderr, requests)
+        oracle = PrefixOracle(setup.block_size)
+        player = Player(backend, setup.plan, oracle=oracle, tokenize=tokenize, progress=progress.step)
+        interrupted = False
+        try:
+            await player.play(sessions)
+        except asyncio.CancelledError:  # Ctrl-C: what was measured so far is still worth its table
+            interrupted = True
+        finally:
+            progress.close()
+    _print(args, player.played, setup, counted=tokenize is not None)
+    if interrupted:
+        return _INTERRUPTED
+    return 1 if summarize(player.played).failed else 0
+
+
+async def prepare(backend: Backend, args: argparse.Namespace) -> Setup:
+    """Ask the server what the arguments leave open. Raises `BackendError` or `Unusable`."""
+    model = _choose(await backend.models(), args.model)
+    reported = None if args.block_size else await backend.block_size()
+    block_size = args.block_size or reported
+    plan = Plan(
+        model=model.name,
+        stream=args.stream,
+        max_tokens=args.max_tokens,
+        task_prefix=args.task_prefix,
+        perturbations=parse_perturbations(args.perturb),
+        max_requests=args.max_requests,
+        max_context=args.max_context or model.max_model_len,
+        concurrency=args.concurrency,
+    )
+    return Setup(plan, block_size or DEFAULT_BLOCK_SIZE, block_size_assumed=block_size is None)
+
+
+def _choose(models: list[ServedModel], name: str | None) -> ServedModel:
+    if not models:
+        raise Unusable("the server offers no model")
+    if name is None:
+        return models[0]
+    for model in models:
+        if model.name == name:
+            return model
+    raise Unusable(f"the server has no model {name!r}; it has {', '.join(model.name for model in models)}")
+
+
+def _print(args: argparse.Namespace, played: list[Played], setup: Setup, *, counted: bool) -> None:
+    if args.json:
+        print(json.dumps(_json(played, setup, args), indent=2, ensure_ascii=False))
+        return
+    color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
+    print(report(played, approximate=setup.block_size_assumed, color=color))
+    if not counted:
+        print("- no oracle: the local prompt count needs the extra `twin` (pip install 'ctxgate[twin]')")
+
+
+def _json(played: list[Played], setup: Setup, args: argparse.Namespace) -> dict[str, Any]:
+    plan = setup.plan
+    sessions = [
+        {
+            "session": each.session,
+            "task": each.task,
+            "requests_recorded": each.requests_recorded,
+            **as_json(summarize([each])),
+            "stopped": each.stopped,
+            "errors": [
+                {"request": measure.turn + 1, "error": measure.error}
+                for measure in each.measures
+                if measure.error
+            ],
+        }
+        for each in played
+    ]
+    return {
+        "to": args.to,
+        "model": plan.model,
+        "stream": plan.stream,
+        "max_tokens": plan.max_tokens,
+        "max_context": plan.max_context,
+        "perturbations": sorted(kind.value for kind in plan.perturbations),
+        "block_size": setup.block_size,
+        "block_size_assumed": setup.block_size_assumed,
+        "sessions": sessions,
+        "total": as_json(summarize(played)),
+    }

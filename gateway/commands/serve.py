@@ -1,0 +1,91 @@
+"""`ctxgate serve`: run the gateway for a configuration file."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import argparse
+
+    import uvicorn
+
+KEEP_ALIVE_S: Final = 75  # longer than any client's own pool, so that the client is the one to close
+_GRACE_S: Final = 30
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("-c", "--config", default="configs/ctxgate.yaml", help="the configuration file")
+    parser.add_argument("--port", type=int, help="listen here instead; 0 picks a free port")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it; 2 when the configuration cannot be used."""
+    from ctxgate.gateway.config_load import load  # noqa: PLC0415 - a command pays only for what it uses
+    from ctxgate.gateway.config_yaml import ConfigError  # noqa: PLC0415 - as above
+
+    try:
+        config = load(Path(args.config))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    port = config.listen.port if args.port is None else args.port
+    try:
+        listener = listen(config.listen.host, port)
+    except OSError as error:
+        print(f"cannot listen on {config.listen.host}:{port}: {error.strerror}", file=sys.stderr)
+        return 2
+    from ctxgate.gateway.app import Application  # noqa: PLC0415 - as above
+
+    server = make_server(Application(config), args.log_level)
+    host, bound = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"ctxgate listening on http://{shown}:{bound}", flush=True)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; connections queue from now on, before the application is ready."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    listener.set_inheritable(True)
+    return listener
+
+
+def make_server(app: object, log_level: str) -> uvicorn.Server:
+    """uvicorn on uvloop and httptools, without an access log: paths and addresses are the clients' own."""
+    import uvicorn  # noqa: PLC0415 - as above
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type] # an ASGI application; uvicorn's own type asks for more
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_level="warning" if log_level == "info" else log_level,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+            server_header=False,
+            proxy_headers=False,
+        )
+    )

@@ -1,0 +1,253 @@
+"""Every field of the configuration file: the loader, the reference page and the JSON Schema read this."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ctxgate.gateway import inbound
+from ctxgate.gateway.config import Limits, Listen
+from ctxgate.gateway.config_kinds import (
+    DAY,
+    FILE_PATH,
+    FLAG,
+    LISTEN_HOST,
+    PRICE,
+    SERVER_ROOT,
+    SHA256,
+    VARIABLE,
+    Name,
+    choice,
+    seconds,
+    whole,
+)
+from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
+
+MIB: Final = 2**20
+_LISTEN: Final = Listen()
+_LIMITS: Final = Limits()
+_NO_SECRETS: Final = "a secret never stands in this file; "
+_DAY_SECONDS: Final = 86_400
+
+# listen
+HOST: Final = Field(
+    "host", LISTEN_HOST, "Address to serve on. Anything but loopback is reachable by others.", _LISTEN.host
+)
+PORT: Final = Field("port", whole(0, 65535), "TCP port; 0 takes any free one.", _LISTEN.port)
+LISTEN_SECTION: Final = Section((HOST, PORT))
+
+# store
+SQLITE: Final = Field("sqlite", FILE_PATH, "The SQLite file of the ledger.", "ctxgate.db")
+STORE_SECTION: Final = Section((SQLITE,))
+
+# limits; the defaults are those of `config.Limits`
+MAX_BODY: Final = Field(
+    "max_body_mib",
+    whole(1, 4096, scale=MIB),
+    "Largest request body after decompression, in MiB (2^20 bytes); larger ones are answered 413.",
+    _LIMITS.max_body_bytes,
+    default_text=str(_LIMITS.max_body_bytes // MIB),
+)
+CONNECT: Final = Field(
+    "connect_timeout_s",
+    seconds(600),
+    "Longest wait for a connection to a replica.",
+    _LIMITS.connect_timeout_s,
+)
+FIRST_BYTE: Final = Field(
+    "first_byte_timeout_s",
+    seconds(_DAY_SECONDS),
+    "Longest wait from dispatch to the first byte of an answer; covers queueing and prefill.",
+    _LIMITS.first_byte_timeout_s,
+)
+IDLE: Final = Field(
+    "idle_timeout_s",
+    seconds(_DAY_SECONDS),
+    "Longest silence of a replica inside an answer.",
+    _LIMITS.idle_timeout_s,
+)
+ABORT_DRAIN: Final = Field(
+    "abort_drain_s",
+    seconds(600),
+    "How long to wait for the exact usage of a call whose client has gone.",
+    _LIMITS.abort_drain_s,
+)
+MAX_ATTEMPTS: Final = Field(
+    "max_attempts", whole(1, 10), "Tries of one request, the first included.", _LIMITS.max_attempts
+)
+LIMITS_SECTION: Final = Section((MAX_BODY, CONNECT, FIRST_BYTE, IDLE, ABORT_DRAIN, MAX_ATTEMPTS))
+
+# pools
+_REPLICA_NAME_ABOUT: Final = "Name in the ledger, in metrics and in headers; unique within the pool."
+REPLICA_NAME: Final = Field(
+    "name", Name("the name of a replica"), _REPLICA_NAME_ABOUT, default_text="`POOL-N`, N counted from 0"
+)
+REPLICA_URL: Final = Field(
+    "url", SERVER_ROOT, "Root of one vLLM server, without `/v1`; unique within the pool.", required=True
+)
+REPLICA_SECTION: Final = Section((REPLICA_NAME, REPLICA_URL))
+
+_PRICE_HINTS: Final[dict[str, str]] = dict.fromkeys(
+    ("input", "output", "cached", "uncached", "prompt", "completion", "price"),
+    "the unit stands in the name: usd_per_million_uncached, usd_per_million_cached, usd_per_million_output",
+)
+UNCACHED: Final = Field(
+    "usd_per_million_uncached", PRICE, "Prompt tokens that were not in the prefix cache.", required=True
+)
+CACHED: Final = Field(
+    "usd_per_million_cached",
+    PRICE,
+    "Prompt tokens read from the prefix cache; not above the uncached price.",
+    required=True,
+)
+OUTPUT: Final = Field("usd_per_million_output", PRICE, "Tokens generated, reasoning included.", required=True)
+WRITTEN: Final = Field(
+    "usd_per_million_written",
+    PRICE,
+    "The part of the uncached tokens that was newly written to the prefix cache; on vLLM the same price.",
+    default_text="`usd_per_million_uncached`",
+)
+ABOVE: Final = Field(
+    "above_prompt_tokens",
+    whole(1, 100_000_000),
+    "Lower edge of the tier, in tokens: a request whose prompt, cached tokens included, is longer "
+    "is priced by the tier as a whole.",
+    required=True,
+)
+TIER_SECTION: Final = Section((ABOVE, UNCACHED, CACHED, OUTPUT, WRITTEN), _PRICE_HINTS)
+EFFECTIVE: Final = Field("effective", DAY, "First day (UTC) on which these prices hold.", required=True)
+TIERS: Final = Field("tiers", ListOf(TIER_SECTION), "Other prices for long prompts.", (), default_text="none")
+RATES_SECTION: Final = Section(
+    (EFFECTIVE, UNCACHED, CACHED, OUTPUT, WRITTEN, TIERS),
+    _PRICE_HINTS,
+    empty="is empty: the pool would be unpriced. Give effective and the three usd_per_million_... prices "
+    "(0 where it is free)",
+)
+
+REPLICAS: Final = Field(
+    "replicas",
+    ListOf(Short(REPLICA_SECTION, REPLICA_URL), minimum=1),
+    "The servers of the pool.",
+    required=True,
+)
+RATES: Final = Field(
+    "rates",
+    ListOf(RATES_SECTION, minimum=1, single=True),
+    "Prices: one version, or a list of dated ones. A request is priced by the version of its day.",
+    required=True,
+    missing="is missing: a pool without prices is not served. Give effective and the three "
+    "usd_per_million_... prices (0 where it is free)",
+)
+API_KEY_ENV: Final = Field(
+    "api_key_env",
+    VARIABLE,
+    "Environment variable with the key that the replicas demand (`vllm serve --api-key`).",
+    default_text="no key is sent",
+)
+ABORT: Final = Field(
+    "abort",
+    FLAG,
+    "The replicas were started with `--enable-scale-out`: a call can be aborted by id and its exact "
+    "usage read.",
+    True,
+)
+CONTINUOUS: Final = Field(
+    "continuous_usage",
+    FLAG,
+    "Ask for running usage on every chunk; for pools without `abort`.",
+    False,
+)
+CONVENTION: Final = Field(
+    "usage_convention",
+    choice("inclusive", "exclusive"),
+    "Whether the prompt tokens that the replicas report include the cached ones. vLLM: `inclusive`.",
+    "inclusive",
+)
+POOL_SECTION: Final = Section(
+    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION),
+    {
+        "api_key": _NO_SECRETS + "name an environment variable in api_key_env",
+        "urls": "is not a known field; replicas takes plain URLs",
+        "url": "is not a known field; replicas takes plain URLs",
+        "price": "is not a known field; prices stand in rates",
+    },
+)
+
+# models, teams, keys
+MODEL_POOLS: Final = Field(
+    "pools",
+    ListOf(Name("the name of a pool"), minimum=1),
+    "The pools that serve it; the first is the default.",
+    required=True,
+)
+SERVED_NAME: Final = Field(
+    "served_name",
+    Name("a model's name", wide=True),
+    "The engine's own name of the model (`vllm serve --served-model-name`).",
+    default_text="the same name",
+)
+MODEL_SECTION: Final = Section((MODEL_POOLS, SERVED_NAME))
+ORGANISATION: Final = Field(
+    "organisation",
+    Name("the name of an organisation"),
+    "The organisation that the team belongs to.",
+    required=True,
+)
+TEAM_SECTION: Final = Section((ORGANISATION,), {"organization": "is spelled organisation here"})
+KEY_ID: Final = Field(
+    "id", Name("the id of a key"), "Public name of the key in ledger and logs.", required=True
+)
+KEY_TEAM: Final = Field(
+    "team", Name("the name of a team"), "The team that the key spends for.", required=True
+)
+KEY_HASH: Final = Field(
+    "sha256", SHA256, "Hash of the secret, as `ctxgate keys new` prints it.", required=True
+)
+ENGINE_FIELDS: Final = Field(
+    "allow_engine_fields",
+    ListOf(choice(*sorted(inbound.ENGINE_FIELDS))),
+    "Engine-only request fields that this key may set; from others they are refused.",
+    (),
+    default_text="none",
+)
+_HASH_HINT: Final = _NO_SECRETS + "give its hash as sha256 (ctxgate keys new, ctxgate keys hash)"
+KEY_SECTION: Final = Section(
+    (KEY_ID, KEY_TEAM, KEY_HASH, ENGINE_FIELDS),
+    dict.fromkeys(("key", "secret", "token", "api_key", "value", "password"), _HASH_HINT)
+    | {
+        "hash": "is not a known field; did you mean sha256?",
+        "digest": "is not a known field; did you mean sha256?",
+    },
+)
+
+# the whole file
+LISTEN: Final = Field("listen", LISTEN_SECTION, "Where the gateway serves.", default_text="loopback")
+STORE: Final = Field(
+    "store", STORE_SECTION, "Where the ledger is kept.", default_text="`ctxgate.db` beside this file"
+)
+LIMITS: Final = Field("limits", LIMITS_SECTION, "Bounds on requests and waits.", default_text="see below")
+POOLS: Final = Field(
+    "pools",
+    MapOf(Name("the name of a pool"), POOL_SECTION, minimum=1),
+    "Sets of vLLM servers with one serving profile and one price.",
+    required=True,
+)
+MODELS: Final = Field(
+    "models",
+    MapOf(Name("a model's name", wide=True), MODEL_SECTION, minimum=1),
+    "The model names that clients may ask for.",
+    required=True,
+)
+TEAMS: Final = Field(
+    "teams",
+    MapOf(Name("the name of a team"), TEAM_SECTION),
+    "Who spends: teams and their organisations.",
+    default_text="none",
+)
+KEYS: Final = Field(
+    "keys",
+    ListOf(KEY_SECTION),
+    "The client keys, as hashes. Without any, every call is refused.",
+    default_text="none",
+)
+DOCS: Final = Field("docs", FLAG, "Serve the API reference at `/docs`.", True)
+ROOT: Final = Section((LISTEN, STORE, LIMITS, POOLS, MODELS, TEAMS, KEYS, DOCS))

@@ -1,0 +1,196 @@
+"""The configuration file -> `Config`, once, at start; everything that is wrong is said at once.
+
+Three steps: read each value where it stands (`config_schema`), check what spans several values,
+build the frozen values. The third step runs only on a file without problems.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.gateway import config_fields as f
+from ctxgate.gateway.config import Config, Key, Limits, Listen, Model, Pool, Replica, Team
+from ctxgate.gateway.config_rules import check
+from ctxgate.gateway.config_yaml import ConfigError, Problem, Unreadable, compose
+from ctxgate.inference.rates import RateCard, Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import date
+
+    from ctxgate.gateway.config_schema import Values
+
+MAX_FILE_BYTES: Final = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A usable configuration, and what in it works but is probably not meant."""
+
+    config: Config
+    warnings: tuple[Problem, ...]
+
+
+def load(path: Path | str) -> Config:
+    """The configuration in a file, for the environment and the day (UTC) of this process.
+
+    Raises ConfigError with every problem of the file; nothing else, whatever the file holds.
+    """
+    return read(path).config
+
+
+def read(path: Path | str, environ: Mapping[str, str] | None = None, today: date | None = None) -> Loaded:
+    """Like `load`, with the warnings; the environment and the day can be given."""
+    return parse(
+        _text(path),
+        file=os.fspath(path),
+        folder=Path(path).absolute().parent,
+        environ=os.environ if environ is None else environ,
+        today=today or datetime.now(UTC).date(),
+    )
+
+
+def parse(text: str, *, file: str, folder: Path, environ: Mapping[str, str], today: date) -> Loaded:
+    """The configuration in a text. `folder` is where relative paths start.
+
+    Raises ConfigError with every problem of the text.
+    """
+    place = compose(text, file)
+    try:
+        root = f.ROOT.read(place)
+    except Unreadable:  # the document is no mapping; reported
+        raise ConfigError(place.report.problems) from None
+    check(root, environ, today)
+    if place.report.problems:
+        raise ConfigError(place.report.problems)
+    return Loaded(_config(root, folder, environ), tuple(sorted(place.report.warnings)))
+
+
+def _text(path: Path | str) -> str:
+    file = os.fspath(path)
+    try:
+        with Path(path).open("rb") as source:
+            raw = source.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError([Problem(file, 1, 1, "", "there is no such file")]) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "unusable path"
+        raise ConfigError([Problem(file, 1, 1, "", f"cannot be read: {reason}")]) from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError([Problem(file, 1, 1, "", f"is larger than {MAX_FILE_BYTES // 2**20} MiB")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ConfigError([Problem(file, line, column, "", "is not UTF-8 text")]) from None
+
+
+def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
+    store = root.get(f.STORE)
+    teams = _teams(root)
+    return Config(
+        listen=_listen(root.get(f.LISTEN)),
+        store=folder / (f.SQLITE.default if store is None else store[f.SQLITE]),
+        limits=_limits(root.get(f.LIMITS)),
+        pools=MappingProxyType(
+            {name: _pool(name, pool.value, environ) for name, pool in root[f.POOLS].found.items()}
+        ),
+        models=MappingProxyType(
+            {name: _model(name, model.value) for name, model in root[f.MODELS].found.items()}
+        ),
+        keys=_keys(root, teams),
+        docs=root[f.DOCS],
+        teams=MappingProxyType(teams),
+    )
+
+
+def _listen(values: Values | None) -> Listen:
+    return Listen() if values is None else Listen(values[f.HOST], values[f.PORT])
+
+
+def _limits(values: Values | None) -> Limits:
+    if values is None:
+        return Limits()
+    return Limits(
+        max_body_bytes=values[f.MAX_BODY],
+        connect_timeout_s=values[f.CONNECT],
+        first_byte_timeout_s=values[f.FIRST_BYTE],
+        idle_timeout_s=values[f.IDLE],
+        abort_drain_s=values[f.ABORT_DRAIN],
+        max_attempts=values[f.MAX_ATTEMPTS],
+    )
+
+
+def _pool(name: str, values: Values, environ: Mapping[str, str]) -> Pool:
+    variable = values.get(f.API_KEY_ENV)
+    return Pool(
+        name=name,
+        replicas=tuple(
+            Replica(replica.value.get(f.REPLICA_NAME) or f"{name}-{index}", replica.value[f.REPLICA_URL])
+            for index, replica in enumerate(values[f.REPLICAS])
+        ),
+        rates=_rate_card(values),
+        api_key=None if variable is None else environ[variable],
+        abort=values[f.ABORT],
+        continuous_usage=values[f.CONTINUOUS],
+        usage_convention=values[f.CONVENTION],
+    )
+
+
+def _rate_card(values: Values) -> RateCard:
+    versions = sorted(
+        (version.value for version in values[f.RATES]), key=lambda version: version[f.EFFECTIVE]
+    )
+    return RateCard(tuple(_version(version) for version in versions))
+
+
+def _version(values: Values) -> tuple[Rates, ...]:
+    day = values[f.EFFECTIVE]
+    tiers = (_rates(tier.value, day, tier.value[f.ABOVE]) for tier in values[f.TIERS])
+    return (_rates(values, day, 0), *tiers)
+
+
+def _rates(values: Values, day: date, above: int) -> Rates:
+    uncached = values[f.UNCACHED]
+    written = values.get(f.WRITTEN)
+    return Rates(
+        uncached=uncached,
+        cached=values[f.CACHED],
+        output=values[f.OUTPUT],
+        written=uncached if written is None else written,
+        effective=day,
+        above_prompt_tokens=above,
+    )
+
+
+def _model(name: str, values: Values) -> Model:
+    return Model(name, tuple(pool.value for pool in values[f.MODEL_POOLS]), values.get(f.SERVED_NAME))
+
+
+def _teams(root: Values) -> dict[str, Team]:
+    teams = root.get(f.TEAMS)
+    if teams is None:
+        return {}
+    return {name: Team(name, team.value[f.ORGANISATION]) for name, team in teams.found.items()}
+
+
+def _keys(root: Values, teams: Mapping[str, Team]) -> tuple[Key, ...]:
+    return tuple(
+        Key(
+            key_id=key.value[f.KEY_ID],
+            digest=key.value[f.KEY_HASH],
+            team=key.value[f.KEY_TEAM],
+            organisation=teams[key.value[f.KEY_TEAM]].organisation,
+            allow_engine_fields=frozenset(field.value for field in key.value[f.ENGINE_FIELDS]),
+        )
+        for key in root.get(f.KEYS) or ()
+    )
+
+
+__all__ = ["ConfigError", "Loaded", "Problem", "load", "parse", "read"]

@@ -1,0 +1,126 @@
+"""What a configuration says, in short, for `ctxgate check`: no secret, no hash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ctxgate.inference.rates import format_usd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ctxgate.gateway.config import Config, Listen, Pool
+    from ctxgate.inference.rates import Rates
+
+
+def as_text(config: Config, file: str) -> str:
+    """A readable summary; ends with a line feed."""
+    return "\n".join(_lines(config, file)) + "\n"
+
+
+def as_json(config: Config) -> dict[str, object]:
+    """The same facts as plain values; prices are decimal strings in US dollars per million tokens."""
+    return {
+        "listen": {"host": config.listen.host, "port": config.listen.port},
+        "store": {"sqlite": str(config.store)},
+        "pools": {name: _pool_json(pool) for name, pool in config.pools.items()},
+        "models": {
+            name: {"pools": list(model.pools), "served_name": model.served_name or name}
+            for name, model in config.models.items()
+        },
+        "teams": {name: {"organisation": team.organisation} for name, team in config.teams.items()},
+        "keys": [{"id": key.key_id, "team": key.team} for key in config.keys],
+        "docs": config.docs,
+    }
+
+
+def address(listen: Listen) -> str:
+    """The URL of a listening address; IPv6 in brackets."""
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"http://{host}:{listen.port}"
+
+
+def _pool_json(pool: Pool) -> dict[str, object]:
+    return {
+        "replicas": [{"name": replica.name, "url": replica.url} for replica in pool.replicas],
+        "rates": [_rates_json(rates) for version in pool.rates.versions for rates in version],
+        "sends_api_key": pool.api_key is not None,
+        "abort": pool.abort,
+        "continuous_usage": pool.continuous_usage,
+        "usage_convention": pool.usage_convention,
+    }
+
+
+def _rates_json(rates: Rates) -> dict[str, object]:
+    return {
+        "effective": rates.effective.isoformat(),
+        "above_prompt_tokens": rates.above_prompt_tokens,
+        "usd_per_million_uncached": format_usd(rates.uncached),
+        "usd_per_million_cached": format_usd(rates.cached),
+        "usd_per_million_output": format_usd(rates.output),
+        "usd_per_million_written": format_usd(rates.written),
+    }
+
+
+def _lines(config: Config, file: str) -> Iterator[str]:
+    yield f"{file} is valid"
+    yield f"  listen  {address(config.listen)}"
+    yield f"  ledger  {config.store}"
+    yield ""
+    yield "pools (US dollars per million tokens)"
+    for pool in config.pools.values():
+        yield from _pool_lines(pool)
+    yield ""
+    yield "models"
+    for model in config.models.values():
+        served = f", served as {model.served_name}" if model.served_name else ""
+        yield f"  {model.name}: {', '.join(model.pools)}{served}"
+    yield ""
+    yield "keys"
+    yield from _key_lines(config)
+
+
+def _pool_lines(pool: Pool) -> Iterator[str]:
+    yield f"  {pool.name}"
+    notes = [
+        "aborts by request id" if pool.abort else "no abort: the usage of broken-off calls is estimated",
+        "sends an API key" if pool.api_key is not None else "sends no API key",
+    ]
+    yield f"    {'; '.join(notes)}"
+    width = max(len(replica.name) for replica in pool.replicas)
+    for replica in pool.replicas:
+        yield f"    {replica.name:<{width}}  {replica.url}"
+    yield from _table(
+        ("from", "prompt above", "uncached", "cached", "output"),
+        [
+            (
+                rates.effective.isoformat(),
+                f"{rates.above_prompt_tokens:,}",
+                format_usd(rates.uncached),
+                format_usd(rates.cached),
+                format_usd(rates.output),
+            )
+            for version in pool.rates.versions
+            for rates in version
+        ],
+    )
+
+
+def _key_lines(config: Config) -> Iterator[str]:
+    if not config.keys:
+        yield "  none"
+        return
+    rows = [(key.key_id, key.team, key.organisation) for key in config.keys]
+    yield from _table(("id", "team", "organisation"), rows, indent="  ", right=False)
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, indent: str = "    ", right: bool = True
+) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        cells = [
+            f"{cell:>{width}}" if right and column else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield (indent + "  ".join(cells)).rstrip()

@@ -1,0 +1,171 @@
+"""The demo's comparison: one recorded agent session, played straight at a pool and through ctxgate.
+
+Both ways send the same prompts to the same server. The direct one carries a cache salt of its own, so
+that neither finds the blocks of the other.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.gateway.perturb import Perturbation
+from ctxgate.gateway.replay import Played, Sums, summarize
+from ctxgate.gateway.replay_client import Backend
+from ctxgate.gateway.replay_run import Plan, Player, Tokenize
+from ctxgate.gateway.replay_table import HEADERS, cells, table
+from ctxgate.inference.oracle import PrefixOracle
+from ctxgate.inference.rates import charge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import date
+    from pathlib import Path
+
+    from ctxgate.gateway.sessions import Session
+    from ctxgate.inference.rates import RateCard
+
+# Dollars per million tokens of a small open model: a throughput pool, and a latency pool at a higher price.
+_RATES: Final = {
+    "standard": {"uncached": "0.15", "cached": "0.0375", "output": "0.60"},
+    "fast": {"uncached": "0.45", "cached": "0.1125", "output": "1.80"},
+}
+_MAX_TOKENS: Final = 16
+MODELS: Final = {"standard": "demo", "fast": "demo-fast"}  # the model name whose default pool it is
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way for the client to behave, played against one pool both ways."""
+
+    pool: str
+    label: str
+    perturbations: frozenset[Perturbation] = frozenset()
+
+
+CASES: Final = (
+    Case("standard", "standard pool"),
+    Case("fast", "fast pool"),
+    Case("standard", "standard pool, tools shuffled", frozenset({Perturbation.TOOL_ORDER})),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A case's sums both ways."""
+
+    case: Case
+    direct: Sums
+    through: Sums
+
+
+def config_text(
+    twins: Mapping[str, str], served: str, port: int, ledger: Path, key_sha256: str, day: date
+) -> str:
+    """A configuration for the two twins and one client key; JSON, which is YAML as well."""
+    pools = {
+        pool: {
+            "replicas": [url],
+            "rates": {
+                "effective": day.isoformat(),
+                **{f"usd_per_million_{kind}": float(usd) for kind, usd in _RATES[pool].items()},
+            },
+        }
+        for pool, url in twins.items()
+    }
+    models = {
+        MODELS[first]: {"pools": [first, *(pool for pool in twins if pool != first)], "served_name": served}
+        for first in twins
+    }
+    config = {
+        "listen": {"host": "127.0.0.1", "port": port},
+        "store": {"sqlite": str(ledger)},
+        "pools": pools,
+        "models": models,
+        "teams": {"demo": {"organisation": "example"}},
+        "keys": [{"id": "demo-key", "team": "demo", "sha256": key_sha256}],
+    }
+    return json.dumps(config, indent=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where to play: the twins' URLs, the gateway's, and how a pool prices."""
+
+    twins: Mapping[str, str]
+    gateway: str
+    key: str
+    served: str
+    rates: Mapping[str, RateCard]
+    day: date
+    tokenize: Tokenize
+    block_size: int
+    max_context: int | None
+
+
+async def compare(
+    stage: Stage, session: Session, case: Case, progress: Callable[[str, int], None]
+) -> Compared:
+    """Play the session both ways. The direct way is priced with the pool's own rates."""
+    plan = Plan(
+        model=stage.served,
+        max_tokens=_MAX_TOKENS,
+        perturbations=case.perturbations,
+        max_context=stage.max_context,
+        extra={"cache_salt": f"direct, {case.label}"},
+    )
+    direct = await _play(stage, session, stage.twins[case.pool], None, plan, progress)
+    priced = [_priced(each, stage.rates[case.pool], stage.day) for each in direct]
+    plan = replace(plan, model=MODELS[case.pool], task_prefix=f"{case.label}: ", extra={})
+    through = await _play(stage, session, stage.gateway, stage.key, plan, progress)
+    return Compared(case, summarize(priced), summarize(through))
+
+
+async def _play(
+    stage: Stage,
+    session: Session,
+    url: str,
+    key: str | None,
+    plan: Plan,
+    progress: Callable[[str, int], None],
+) -> list[Played]:
+    oracle = PrefixOracle(stage.block_size)
+    async with Backend(url, key) as backend:
+        player = Player(backend, plan, oracle=oracle, tokenize=stage.tokenize, progress=progress)
+        return await player.play([session])
+
+
+def _priced(played: Played, rates: RateCard, day: date) -> Played:
+    measures = [
+        measure if measure.error else replace(measure, cost_nano=charge(measure.usage, rates, day).total)
+        for measure in played.measures
+    ]
+    return replace(played, measures=measures)
+
+
+def comparison(compared: Sequence[Compared], *, color: bool) -> str:
+    """The table, two rows per case, and what follows from it."""
+    rows = []
+    for each in compared:
+        rows.append([f"{each.case.label}: direct", *cells(each.direct)])
+        rows.append([f"{' ' * len(each.case.label)}  through ctxgate", *cells(each.through)])
+    return "\n".join((table(("", *HEADERS), rows, color=color), "", *(_verdict(each) for each in compared)))
+
+
+def _verdict(compared: Compared) -> str:
+    """One honest sentence: whether the gateway changed what the cache could do, and what it added."""
+    direct, through = compared.direct, compared.through
+    cached = (direct.cached.value, through.cached.value)
+    label = compared.case.label
+    if None in cached or direct.failed or through.failed:
+        return f"{label}: not comparable, some requests failed or reported no usage"
+    if (direct.prompt, direct.cached) == (through.prompt, through.cached):
+        text = f"{label}: the same prompts, the same hits"
+    else:
+        text = f"{label}: cached tokens {cached[0]:,} direct, {cached[1]:,} through ctxgate"
+    if direct.cost_nano == through.cost_nano:
+        text += ", the same cost"
+    if direct.ttft_p50_s is not None and through.ttft_p50_s is not None:
+        text += f"; TTFT p50 {(through.ttft_p50_s - direct.ttft_p50_s) * 1000:+.1f} ms"
+    return text

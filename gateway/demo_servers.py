@@ -1,0 +1,124 @@
+"""The demo's processes: two twins and the gateway, each a `ctxgate` command of its own.
+
+    async with Servers(folder) as servers:     nothing runs yet
+        await servers.start(name, arguments, health)
+    ...                                        every child has ended, however the block was left
+
+A child that does not answer its health URL in time, or ends before, raises `ServerFailed` with the last
+lines that it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_READY_WITHIN_S: Final = 60.0
+_ASK_EVERY_S: Final = 0.05
+_ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=2)
+_END_WITHIN_S: Final = 5.0
+_LAST_LINES: Final = 15
+
+
+class ServerFailed(Exception):
+    """A child did not come up."""
+
+
+class Servers:
+    """Starts `ctxgate` commands and ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._children: dict[str, Process] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(_end(child) for child in self._children.values()))
+
+    async def start(self, name: str, arguments: Sequence[str], health: str) -> None:
+        """Start `ctxgate ARGUMENTS` and wait until `health` answers 200. Raises `ServerFailed`."""
+        log = self._log(name)
+        with log.open("wb") as output:
+            child = await asyncio.create_subprocess_exec(
+                *ctxgate_command(arguments), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self._children[name] = child
+        try:
+            async with (
+                asyncio.timeout(_READY_WITHIN_S),
+                aiohttp.ClientSession(timeout=_ASK_TIMEOUT) as session,
+            ):
+                while not await _answers(session, health):
+                    if child.returncode is not None:
+                        raise ServerFailed(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
+                    await asyncio.sleep(_ASK_EVERY_S)
+        except TimeoutError:
+            raise ServerFailed(
+                f"{name} is not ready after {_READY_WITHIN_S:.0f} s\n{self._tail(name)}"
+            ) from None
+
+    async def first_to_end(self) -> str:
+        """Wait until a child ends by itself; returns what happened."""
+        waits = {asyncio.ensure_future(child.wait()): name for name, child in self._children.items()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        name = waits[done.pop()]
+        return f"{name} ended\n{self._tail(name)}"
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _tail(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:])
+
+
+def ctxgate_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a `ctxgate` command in this very interpreter."""
+    # -P keeps the working folder off sys.path: its names may shadow the standard library's.
+    return [sys.executable, "-P", "-m", "ctxgate.gateway.cli", *arguments]
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def _end(child: Process) -> None:
+    """Ask a child to end, and make it."""
+    if child.returncode is not None:
+        return
+    try:
+        child.terminate()
+        async with asyncio.timeout(_END_WITHIN_S):
+            await child.wait()
+    except ProcessLookupError:
+        pass  # it has just ended by itself
+    except TimeoutError:
+        child.kill()
+        await child.wait()

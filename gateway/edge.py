@@ -1,0 +1,188 @@
+"""The ASGI side of a request: nothing behind it sees the socket.
+
+Hot routes are raw ASGI (no body model, no middleware): one read of the body, one reply. Everything
+else goes to the FastAPI application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import zstandard
+
+from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+
+    Message: TypeAlias = MutableMapping[str, Any]
+    Receive: TypeAlias = Callable[[], Awaitable[Message]]
+    Send: TypeAlias = Callable[[Message], Awaitable[None]]
+    Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+JSON: Final = (b"content-type", b"application/json")
+EVENT_STREAM: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_INFLATE_STEP: Final = 2**20
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its request was whole."""
+
+
+class Reply:
+    """The answer to one client: headers once, then bytes, then the end; or nothing once it has gone.
+
+    `gone` tells that the client closed its side before the answer was complete; from then on nothing
+    is sent, and `on_gone` has been called once.
+    """
+
+    __slots__ = ("_receive", "_send", "_watcher", "ended", "gone", "on_gone", "started", "status")
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+        self.started = False
+        self.ended = False
+        self.status = 0  # 0 until headers went out
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Start to notice the client's going; call it after the body has been read."""
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.ended:
+            self.gone = True
+            if self.on_gone is not None:
+                self.on_gone()
+
+    def unwatch(self) -> None:
+        """Stop noticing; idempotent."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status line and headers."""
+        self.started = True
+        self.status = status
+        if not self.gone:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body now."""
+        if not self.gone:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece of the body."""
+        if not self.gone and not self.ended:
+            self.ended = True
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a complete answer."""
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.end(body)
+
+    async def refuse(self, refused: Refused, headers: Headers) -> None:
+        """Send a refusal in OpenAI's envelope."""
+        await self.whole(refused.status, [JSON, *headers, *headers_of(refused)], body_of(refused))
+
+
+def read_headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Header names to values, lower case. Raises `Refused` when a credential is given twice."""
+    headers: dict[str, str] = {}
+    for name_bytes, value in raw:
+        name = name_bytes.decode("latin-1")
+        if name in headers and name in ("authorization", "x-api-key", "api-key"):
+            raise Refused(Kind.UNKNOWN_KEY, f"Header '{name}' is given more than once.")
+        headers[name] = value.decode("latin-1")
+    return headers
+
+
+async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> bytes:
+    """The request body, decompressed, at most `limit` bytes. Raises `Refused` or `ClientGone`.
+
+    Reading stops at the limit: an endless or exploding body costs no more than a valid one.
+    """
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", "deflate", "zstd"):
+        message = "Content-Encoding must be gzip, zstd, deflate or identity."
+        raise Refused(Kind.UNSUPPORTED_ENCODING, message, "content-encoding")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    body = await _received(receive, limit)
+    if encoding == "identity":
+        return body
+    return await asyncio.to_thread(decompress, body, encoding, limit)
+
+
+async def _received(receive: Receive, limit: int) -> bytes:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(first) > limit:
+            raise _too_large(limit)
+        return first
+    parts = [first]
+    size = len(first)
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise _too_large(limit)
+    return b"".join(parts)
+
+
+def decompress(data: bytes, encoding: str, limit: int) -> bytes:
+    """Undo a content encoding within `limit` bytes of output. Raises `Refused`."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        for part in _inflated(data, encoding):
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        message = f"The request body is not valid {encoding}."
+        raise Refused(Kind.INVALID_JSON, message, "content-encoding") from error
+    return b"".join(parts)
+
+
+def _inflated(data: bytes, encoding: str) -> Iterator[bytes]:
+    if encoding == "zstd":
+        reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(
+            data, read_across_frames=True
+        )
+        while part := reader.read(_INFLATE_STEP):
+            yield part
+        return
+    inflater = zlib.decompressobj(wbits=47 if encoding != "deflate" or data[:1] == b"\x78" else -15)
+    while data and not inflater.eof:
+        yield inflater.decompress(data, _INFLATE_STEP)
+        data = inflater.unconsumed_tail
+    yield inflater.flush()
+    if not inflater.eof:
+        raise EOFError
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(Kind.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.")

@@ -1,0 +1,132 @@
+"""The stages of one request as frozen types; each owns what it adds and carries the one before.
+
+    Inbound -> Identified -> Allowed -> Planned -> Routed -> Held -> Answered -> Settled
+
+Any stage may raise `Refused` instead. A retry or failover goes back to `Routed` with a new attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from msgspec import Raw
+
+    from ctxgate.compression.plan import PromptPlan
+    from ctxgate.gateway.config import Key, Model, Pool, Replica
+    from ctxgate.gateway.ledger import AttemptOpened, Outcome
+    from ctxgate.inference.rates import Charge
+    from ctxgate.inference.usage import Usage
+    from ctxgate.inference.wire import Body
+    from ctxgate.routing.choose import RouteDecision
+
+
+class Surface(StrEnum):
+    """The endpoint a request came in by."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+
+
+PATHS: Final[Mapping[str, Surface]] = {
+    "/v1/chat/completions": Surface.CHAT,
+    "/v1/completions": Surface.COMPLETIONS,
+    "/v1/embeddings": Surface.EMBEDDINGS,
+}
+UPSTREAM_PATHS: Final[Mapping[Surface, str]] = {surface: path for path, surface in PATHS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A request as it came in: its body checked, its sender not yet known.
+
+    `messages` are the chat messages as raw slices of the body; empty on the other surfaces.
+    """
+
+    request_id: str
+    surface: Surface
+    headers: Mapping[str, str] = field(repr=False)
+    body: Body
+    messages: tuple[Raw, ...] = field(repr=False)
+    model: str
+    stream: bool
+    received_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The job a request belongs to, and where its name was found. Namespaced under the key."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The sender, the task, and the root of the conversation (bytes that name its first messages)."""
+
+    inbound: Inbound
+    key: Key
+    task: Task
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the tenant may use: the model, and the pools that may serve it, the default first."""
+
+    identified: Identified
+    model: Model
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The outgoing prompt."""
+
+    allowed: Allowed
+    plan: PromptPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where this attempt goes, and why."""
+
+    planned: Planned
+    decision: RouteDecision
+    pool: Pool
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The attempt as the ledger knows it from now on."""
+
+    routed: Routed
+    attempt: AttemptOpened
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How the attempt ended. `retriable`: no byte reached the client and another try may help."""
+
+    held: Held
+    outcome: Outcome
+    status: int | None
+    finish_reason: str | None
+    ttft_us: int | None
+    usage: Usage
+    retriable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The attempt's price, as booked."""
+
+    answered: Answered
+    charge: Charge

@@ -1,0 +1,137 @@
+"""From what an answer said to what the call used: measured where the engine told, estimated where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ctxgate.compression.plan import stream_options
+from ctxgate.gateway.flow import Surface
+from ctxgate.inference.chat_stream import StreamTerms
+from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
+from ctxgate.inference.rates import format_usd
+from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
+from ctxgate.inference.usage_meter import UsageDialect
+from ctxgate.inference.usage_parse import never_scheduled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ctxgate.gateway.flow import Held
+    from ctxgate.inference.chat_stream import FinishFacts, StreamReader
+    from ctxgate.inference.estimate import TokenRatio
+    from ctxgate.inference.usage import Usage
+    from ctxgate.inference.usage_parse import ParsedUsage
+    from ctxgate.inference.wire import Body
+
+_ABORTED: Final = "abort"
+
+
+class _UsageMember(msgspec.Struct):
+    usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+_USAGE: Final = msgspec.json.Decoder(_UsageMember)
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """A call's usage, with what was odd about the engine's report."""
+
+    usage: Usage
+    anomalies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What an estimate of a call stands on: its prompt's estimated length and the output's ratio."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output: TokenRatio
+
+
+def terms_of(held: Held, *, reports_cached: bool, fingerprint: str | None) -> StreamTerms:
+    """How this call's answer is to be read, from what the client asked for and the plan added."""
+    planned = held.routed.planned
+    inbound = planned.allowed.identified.inbound
+    options = stream_options(inbound.body) if inbound.stream else {}
+    prompts = prompt_count(inbound.body) if inbound.surface is Surface.COMPLETIONS else 1
+    dialect = UsageDialect(
+        held.routed.pool.usage_convention,
+        cached_absent_is_zero=reports_cached or inbound.surface is Surface.EMBEDDINGS,
+        choices=(inbound.body.value("n") or 1) * prompts,
+        prompts=prompts,
+    )
+    return StreamTerms(
+        client_wants_usage=options.get("include_usage") is True,
+        client_wants_continuous=options.get("continuous_usage_stats") is True,
+        injected_continuous=planned.plan.injected_continuous,
+        dialect=dialect,
+        fingerprint=fingerprint,
+    )
+
+
+def usage_of_answer(facts: FinishFacts, dialect: UsageDialect, surface: Surface, basis: Basis) -> Metered:
+    """What a whole answer used."""
+    parsed = dialect.parse(facts.usage)
+    aborted = _ABORTED in facts.finish_reasons.values()
+    if aborted and never_scheduled(facts.usage, facts.metrics, metrics_expected=dialect.choices == 1):
+        return Metered(NOTHING_USED)
+    events = 0 if surface is Surface.EMBEDDINGS else len(facts.finish_reasons)
+    return _filled(parsed, facts.text_bytes, events, basis)
+
+
+def usage_of_stream(reader: StreamReader, dialect: UsageDialect, basis: Basis) -> Metered:
+    """What a stream used, so far or in all."""
+    parsed = reader.usage()
+    # vLLM ends a call aborted in the queue without any finish reason, and its usage names the prompt.
+    idle = not reader.content_events and set(reader.finish_reasons.values()) <= {_ABORTED}
+    if (
+        idle
+        and reader.done
+        and never_scheduled(reader.meter.last_whole, reader.metrics, metrics_expected=dialect.choices == 1)
+    ):
+        return Metered(NOTHING_USED)
+    return _filled(parsed, reader.text_bytes, reader.content_events, basis)
+
+
+def nothing_reported(basis: Basis) -> Usage:
+    """The estimate of a call that was cut off before it said anything."""
+    return fill_unknown(NOTHING_KNOWN, prompt=basis.prompt_tokens, cached=basis.cached_tokens)
+
+
+def _filled(parsed: ParsedUsage, text_bytes: int, events: int, basis: Basis) -> Metered:
+    output = estimate_output_tokens(text_bytes, events, basis.output).value
+    known = parsed.usage or NOTHING_KNOWN
+    prompt = basis.prompt_tokens if parsed.usage is None else None
+    return Metered(fill_unknown(known, prompt=prompt, output=output), parsed.anomalies)
+
+
+def finish_reason(reasons: Mapping[int, str]) -> str | None:
+    """One word for the ledger: the first choice's reason."""
+    return reasons[min(reasons)] if reasons else None
+
+
+def with_cost(document: bytes, cost_nano: int) -> bytes:
+    """A JSON answer, or an event holding one, with `usage.cost` in dollars; unchanged without usage."""
+    start, end = document.find(b"{"), document.rfind(b"}") + 1
+    try:
+        usage = bytes(_USAGE.decode(document[start:end]).usage)
+    except msgspec.DecodeError:
+        return document
+    at = document.rfind(usage) if len(usage) > 2 and usage[:1] == b"{" else -1
+    if at < 0:
+        return document
+    brace = at + len(usage) - 1
+    return b"".join((document[:brace], b',"cost":', format_usd(cost_nano).encode(), document[brace:]))
+
+
+def prompt_count(body: Body) -> int:
+    """How many prompts a completions call holds: a text or a list of token ids is one."""
+    if body.kind("prompt") != "[":
+        return 1
+    prompts = body.items("prompt")
+    return len(prompts) if prompts and memoryview(prompts[0])[0] in b'"[' else 1

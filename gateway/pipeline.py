@@ -1,0 +1,122 @@
+"""The way of one request, on one screen.
+
+    identify   key -> tenant, headers -> task              (gateway.identity)
+    allow      model and pools the tenant may use
+    plan       outgoing prompt                             (compression.plan)
+    route      replica, with every candidate's score       (routing.choose)
+    hold       the attempt, opened in the ledger
+    forward    bytes to and from the replica               (gateway.attempt)
+    settle     usage -> charge -> ledger, metrics, health; exactly once
+
+A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ctxgate.compression import plan as planning
+from ctxgate.gateway import identity
+from ctxgate.gateway.attempt import Attempt, last_word
+from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.gateway.flow import Allowed, Held, Planned, Routed
+from ctxgate.gateway.inbound import check_engine_fields
+from ctxgate.gateway.ledger import AttemptOpened
+from ctxgate.inference.estimate import estimate_prompt_tokens
+from ctxgate.routing.choose import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ctxgate.gateway.edge import Reply
+    from ctxgate.gateway.flow import Identified, Inbound
+    from ctxgate.gateway.services import Services
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Takes requests from the edge to the ledger."""
+
+    services: Services
+
+    async def serve(self, inbound: Inbound, reply: Reply) -> None:
+        """Answer one request. Raises `Refused` while nothing has been sent."""
+        identified = identity.identify(inbound, self.services.keys.find)
+        allowed = self.allow(identified)
+        planned = self.plan(allowed)
+        tried: list[str] = []
+        attempt: Attempt | None = None
+        for number in range(1, self.services.config.limits.max_attempts + 1):
+            routed = self.route(planned, tried)
+            if routed is None or reply.gone:
+                break
+            attempt = Attempt(self.services, self.hold(routed, number), reply)
+            answered = await attempt.run()
+            if not answered.retriable:
+                return
+            tried.append(routed.replica.name)
+        await last_word(attempt, reply)
+
+    def allow(self, identified: Identified) -> Allowed:
+        """The model and its pools. Raises `Refused`."""
+        config = self.services.config
+        name = identified.inbound.model
+        model = config.models.get(name)
+        if model is None:
+            message = f"The model '{name[:128]}' does not exist or you do not have access to it."
+            raise Refused(Kind.MODEL_NOT_FOUND, message, "model")
+        check_engine_fields(identified.inbound.body, identified.key.allow_engine_fields)
+        return Allowed(identified, model, tuple(config.pools[p] for p in model.pools))
+
+    def plan(self, allowed: Allowed) -> Planned:
+        """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted."""
+        inbound = allowed.identified.inbound
+        try:
+            plan = planning.plan(
+                inbound.body,
+                stream=inbound.stream,
+                served_model=allowed.model.served_name,
+                continuous_usage=allowed.pools[0].continuous_usage,
+            )
+        except Exception:  # noqa: BLE001 - no defect in planning may fail a request that works without it
+            self.services.telemetry.plan_failures.inc()
+            plan = planning.untouched(inbound.body)
+        return Planned(allowed, plan)
+
+    def route(self, planned: Planned, tried: Collection[str]) -> Routed | None:
+        """An untried replica of the model's default pool, or None when there is none left."""
+        pool = planned.allowed.pools[0]
+        snapshot = self.services.fleet.snapshot((pool,), self.services.now_us())
+        decision = choose(planned.allowed.identified.root, snapshot, tried)
+        if decision is None:
+            return None
+        replica = next(r for r in pool.replicas if r.name == decision.replica)
+        return Routed(planned, decision, pool, replica)
+
+    def hold(self, routed: Routed, number: int) -> Held:
+        """The attempt as the ledger opens it."""
+        identified = routed.planned.allowed.identified
+        inbound, key = identified.inbound, identified.key
+        size = len(routed.planned.plan.outgoing)
+        opened = AttemptOpened(
+            attempt_id=self.services.new_id(),
+            request_id=inbound.request_id,
+            attempt_number=number,
+            organisation=key.organisation,
+            team=key.team,
+            key_id=key.key_id,
+            task=identified.task.name,
+            task_source=identified.task.source,
+            surface=inbound.surface.value,
+            model=inbound.model,
+            pool=routed.pool.name,
+            replica=routed.replica.name,
+            stream=inbound.stream,
+            body_bytes=size,
+            opened_at_us=self.services.now_us(),
+            estimated_prompt_tokens=estimate_prompt_tokens(
+                size, self.services.prompt_ratio(inbound.model)
+            ).value,
+        )
+        return Held(routed, opened)

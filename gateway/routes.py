@@ -1,0 +1,183 @@
+"""The routes beside the metered ones: models, usage, health, metrics and the documentation page."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+import ctxgate
+from ctxgate.gateway import report, telemetry
+from ctxgate.gateway.edge import read_headers
+from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
+from ctxgate.gateway.identity import authenticate
+from ctxgate.gateway.openapi import add_metered_paths
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.app import Application
+    from ctxgate.gateway.config import Key, Model
+    from ctxgate.gateway.services import Services
+
+Grouping = Literal["task", "team", "pool", "model", "day"]
+_DOCS_ASSETS: Final = "/docs/assets"
+
+
+def management(application: Application) -> FastAPI:
+    """The FastAPI application of everything that is not metered."""
+    app = FastAPI(
+        title="ctxgate", version=ctxgate.__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.router.redirect_slashes = False
+    _add_models(app, application)
+    _add_usage(app, application)
+    _add_operations(app, application)
+    if application.config.docs:
+        _add_docs(app)
+    return app
+
+
+def _services(application: Application) -> Services:
+    if application.services is None:
+        raise Refused(Kind.INTERNAL, "The gateway is not running.")
+    return application.services
+
+
+def _caller(application: Application, request: Request) -> Key:
+    return authenticate(read_headers(request.scope["headers"]), _services(application).keys.find)
+
+
+def _add_models(app: FastAPI, application: Application) -> None:
+    @app.get("/v1/models", summary="Models, with the largest window any pool offers")
+    async def models(request: Request) -> JSONResponse:
+        _caller(application, request)
+        services = _services(application)
+        entries = [_model_entry(services, m) for m in services.config.models.values()]
+        return JSONResponse({"object": "list", "data": entries})
+
+    @app.get("/v1/models/{name:path}", summary="One model")
+    async def model(request: Request, name: str) -> JSONResponse:
+        _caller(application, request)
+        services = _services(application)
+        found = services.config.models.get(name)
+        if found is None:
+            message = f"The model '{name[:128]}' does not exist or you do not have access to it."
+            raise Refused(Kind.MODEL_NOT_FOUND, message, "model")
+        return JSONResponse(_model_entry(services, found))
+
+
+def _model_entry(services: Services, model: Model) -> dict[str, Any]:
+    pools = [services.config.pools[name] for name in model.pools]
+    window = services.fleet.window(pools, model.served_name or model.name)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ctxgate",
+        "max_model_len": window,
+        "pools": list(model.pools),
+    }
+
+
+def _add_usage(app: FastAPI, application: Application) -> None:
+    @app.get("/v1/usage", summary="Tokens and cost of the caller's own team")
+    async def usage(
+        request: Request,
+        by: Annotated[Grouping, Query(description="what one row stands for")] = "task",
+        since: Annotated[int, Query(ge=0, description="Unix seconds, inclusive")] = 0,
+        until: Annotated[int | None, Query(ge=0, description="Unix seconds, exclusive")] = None,
+    ) -> Response:
+        key = _caller(application, request)
+        rows = await _services(application).ledger.report(
+            by,
+            where={"organisation": key.organisation, "team": key.team},
+            since_us=since * 1_000_000,
+            until_us=None if until is None else until * 1_000_000,
+        )
+        return Response(report.as_json(rows, by), media_type="application/json")
+
+
+def _add_operations(app: FastAPI, application: Application) -> None:
+    @app.get("/health", summary="The process is alive")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", summary="Every pool has a replica that may be chosen")
+    async def ready() -> JSONResponse:
+        services = _services(application)
+        now = services.now_us()
+        pools = {
+            name: {
+                "replicas": len(pool.replicas),
+                "healthy": sum(s.healthy for s in services.fleet.snapshot((pool,), now)),
+            }
+            for name, pool in services.config.pools.items()
+        }
+        well = all(pool["healthy"] for pool in pools.values())
+        body = {"status": "ready" if well else "not ready", "pools": pools}
+        return JSONResponse(body, status_code=200 if well else 503)
+
+    @app.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        services = _services(application)
+        services.telemetry.observe(services.fleet, services.ledger, services.now_us())
+        text = await asyncio.to_thread(services.telemetry.exposition)
+        return Response(text, media_type=telemetry.CONTENT_TYPE)
+
+    @app.head("/", include_in_schema=False)
+    async def root() -> Response:
+        return Response()
+
+
+def _add_docs(app: FastAPI) -> None:
+    # Imported here: the bundle is data for one page, and the page works without any other host.
+    from swagger_ui_bundle import swagger_ui_path  # noqa: PLC0415 - see above
+
+    app.mount(_DOCS_ASSETS, StaticFiles(directory=swagger_ui_path), name="docs-assets")
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(add_metered_paths(app.openapi()))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="ctxgate",
+            swagger_js_url=f"{_DOCS_ASSETS}/swagger-ui-bundle.js",
+            swagger_css_url=f"{_DOCS_ASSETS}/swagger-ui.css",
+            swagger_favicon_url=f"{_DOCS_ASSETS}/favicon-32x32.png",
+        )
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)  # noqa: S101 - narrows a type; the handler is registered for it
+    headers = {name.decode(): value.decode() for name, value in headers_of(error)}
+    return Response(body_of(error), error.status, headers, "application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as above
+    if error.status_code == 405:
+        refused = Refused(Kind.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on this path.")
+        response = await _refused(request, refused)
+        response.headers.update(error.headers or {})
+        return response
+    return await _refused(
+        request, Refused(Kind.ROUTE_NOT_FOUND, "Unknown request URL. See /docs for what is served.")
+    )
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return await _refused(request, Refused(Kind.INVALID_VALUE, f"'{name}': {first['msg']}.", name))

@@ -1,0 +1,142 @@
+"""Reports from a ledger file, over a read-only connection: also while a gateway writes to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.gateway.ledger import EVERYTHING, FILTERS, Page, ReportRow
+from ctxgate.gateway.stores.rows import COLUMNS, attempt_from_row
+from ctxgate.gateway.stores.schema import connect_read_only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+_GROUPS: Final = {
+    EVERYTHING: ("'everything'",),
+    "task": ("organisation", "team", "key_id", "task"),
+    "team": ("organisation", "team"),
+    "pool": ("pool",),
+    "model": ("model",),
+    "day": ("strftime('%Y-%m-%d', opened_at_us / 1000000, 'unixepoch')",),
+}
+_SUMS: Final = """
+    count(DISTINCT request_id),
+    count(*),
+    coalesce(sum(cached_tokens), 0),
+    coalesce(sum(uncached_tokens), 0),
+    coalesce(sum(output_tokens), 0),
+    coalesce(sum(reasoning_tokens), 0),
+    coalesce(sum(cost_total_nano), 0),
+    sum('estimated' IN (uncached_certainty, cached_certainty, output_certainty,
+                        reasoning_certainty, written_certainty, prompt_total_certainty)),
+    sum(uncached_tokens IS NULL OR cached_tokens IS NULL OR output_tokens IS NULL),
+    sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
+        OR cost_output_nano IS NULL)
+"""
+
+
+class LedgerReader:
+    """Blocking queries on one connection; use it from one thread at a time."""
+
+    def __init__(self, path: Path, *, busy_timeout_s: float = 5.0) -> None:
+        """Raises FileNotFoundError, SchemaMismatch or sqlite3.Error."""
+        self._connection = connect_read_only(path, busy_timeout_s=busy_timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let the queries inside see one and the same state."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("COMMIT")
+
+    def report(
+        self,
+        by: str,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> list[ReportRow]:
+        """See `Ledger.report`."""
+        if by not in _GROUPS:
+            raise ValueError(f"cannot group by {by!r}; known: {', '.join(_GROUPS)}")
+        conditions, values = _conditions(where, since_us, until_us)
+        width = len(_GROUPS[by])
+        keys = ", ".join(_GROUPS[by])
+        query = f"SELECT {keys}, {_SUMS} FROM attempts WHERE {conditions} GROUP BY {keys}"  # noqa: S608  # names
+        rows = self._connection.execute(query, values).fetchall()
+        names = _labels([row[:width] for row in rows])
+        report = [ReportRow(name, *row[width:]) for name, row in zip(names, rows, strict=True)]
+        return sorted(report, key=lambda row: row.group)
+
+    def rows(
+        self,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page:
+        """See `Ledger.rows`."""
+        if limit < 1:
+            raise ValueError("a page has at least one row")
+        conditions, values = _conditions(where, since_us, until_us)
+        if cursor is not None:
+            opened_at_us, _, seq = cursor.partition("-")
+            conditions += f" AND (opened_at_us, seq) {'<' if newest_first else '>'} (?, ?)"
+            values += [int(opened_at_us), int(seq)]
+        order = "DESC" if newest_first else "ASC"
+        query = (
+            f"SELECT opened_at_us, seq, {COLUMNS} FROM attempts WHERE {conditions}"  # noqa: S608  # names
+            f" ORDER BY opened_at_us {order}, seq {order} LIMIT ?"
+        )
+        found = self._connection.execute(query, [*values, limit + 1]).fetchall()
+        page = found[:limit]
+        more = len(found) > limit
+        return Page(
+            attempts=tuple(attempt_from_row(row[2:]) for row in page),
+            cursor=f"{page[-1][0]}-{page[-1][1]}" if more else None,
+        )
+
+
+def _conditions(
+    where: Mapping[str, str] | None, since_us: int, until_us: int | None
+) -> tuple[str, list[str | int]]:
+    conditions = ["settled_at_us IS NOT NULL", "opened_at_us >= ?"]
+    values: list[str | int] = [since_us]
+    if until_us is not None:
+        conditions.append("opened_at_us < ?")
+        values.append(until_us)
+    for column, value in (where or {}).items():
+        if column not in FILTERS:
+            raise ValueError(f"cannot filter by {column!r}; known: {', '.join(FILTERS)}")
+        conditions.append(f"{column} = ?")
+        values.append(value)
+    return " AND ".join(conditions), values
+
+
+def _labels(keys: Sequence[tuple[str, ...]]) -> list[str]:
+    """The last part of each key, with the parts before it where that alone names two groups."""
+    uses = Counter(key[-1] for key in keys)
+    return [key[-1] if uses[key[-1]] == 1 else "/".join(key) for key in keys]

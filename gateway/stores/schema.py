@@ -1,0 +1,145 @@
+"""The SQLite schema of the ledger and its forward-only migrations."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.gateway.ledger import SchemaMismatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+APPLICATION_ID: Final = 0x63747867  # "ctxg", in the file's header
+
+_COUNTS: Final = ("uncached", "cached", "output", "reasoning", "written", "prompt_total")
+
+
+def _count_columns() -> str:
+    """Two columns per count, and what `Count` demands of them.
+
+    The checks are written with OR: an IN list of three builds a temporary index for every row.
+    """
+    known = "{0}_certainty IS 'measured' OR {0}_certainty IS 'estimated'"
+    counted = f"{{0}}_tokens IS NOT NULL AND {{0}}_tokens >= 0 AND ({known})"
+    absent = "{0}_tokens IS NULL AND ({0}_certainty IS 'unknown' OR settled_at_us IS NULL)"
+    column = f"{{0}}_tokens INTEGER, {{0}}_certainty TEXT CHECK ({counted} OR {absent})"
+    return ",\n".join(column.format(name) for name in _COUNTS)
+
+
+_ATTEMPTS: Final = f"""
+CREATE TABLE attempts (
+    seq INTEGER PRIMARY KEY,
+    attempt_id TEXT NOT NULL UNIQUE,
+    request_id TEXT NOT NULL,
+    attempt_number INTEGER NOT NULL,
+    organisation TEXT NOT NULL,
+    team TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    task TEXT NOT NULL,
+    task_source TEXT NOT NULL,
+    surface TEXT NOT NULL,
+    model TEXT NOT NULL,
+    pool TEXT NOT NULL,
+    replica TEXT NOT NULL,
+    stream INTEGER NOT NULL CHECK (stream IN (0, 1)),
+    body_bytes INTEGER NOT NULL,
+    opened_at_us INTEGER NOT NULL,
+    predicted_cached_tokens INTEGER,
+    estimated_prompt_tokens INTEGER,
+    incarnation TEXT NOT NULL,
+    outcome TEXT,
+    status INTEGER,
+    finish_reason TEXT,
+    ttft_us INTEGER,
+    total_us INTEGER,
+    settled_at_us INTEGER CHECK ((settled_at_us IS NULL) = (outcome IS NULL)),
+    {_count_columns()},
+    cost_uncached_nano INTEGER,
+    cost_cached_nano INTEGER,
+    cost_output_nano INTEGER,
+    cost_total_nano INTEGER,
+    cost_exact INTEGER CHECK (cost_exact IN (0, 1)),
+    rates_effective TEXT
+) STRICT
+"""
+
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        _ATTEMPTS,
+        "CREATE INDEX attempts_open ON attempts (incarnation) WHERE settled_at_us IS NULL",
+        "CREATE INDEX attempts_tenant ON attempts (organisation, team, opened_at_us)",
+        "CREATE INDEX attempts_task ON attempts (task, opened_at_us)",
+        "CREATE INDEX attempts_time ON attempts (opened_at_us)",
+    ),
+)
+"""Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
+
+VERSION: Final = len(MIGRATIONS)
+
+
+def connect(path: Path, *, busy_timeout_s: float, synchronous: str) -> sqlite3.Connection:
+    """Open the ledger for writing in WAL mode, creating or migrating it; raises SchemaMismatch."""
+    connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+    try:
+        _checked_version(connection, str(path))
+        if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+            raise SchemaMismatch(f"{path}: this file system does not support SQLite's WAL mode")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        migrate(connection, str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, name: str) -> None:
+    """Bring the schema to VERSION in one transaction; safe with several processes at once."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _checked_version(connection, name)
+        for statements in MIGRATIONS[version:]:
+            for statement in statements:
+                connection.execute(statement)
+        if version != VERSION:
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def connect_read_only(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+    """Open an existing ledger for reading; FileNotFoundError, SchemaMismatch or sqlite3.Error."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such ledger")
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        version = _checked_version(connection, str(path))
+        if version != VERSION:
+            raise SchemaMismatch(
+                f"{path}: version {version} of the ledger, not {VERSION}: start the gateway once"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _checked_version(connection: sqlite3.Connection, name: str) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application != APPLICATION_ID and (tables or version or application):
+        raise SchemaMismatch(f"{name}: this SQLite file is not a ctxgate ledger")
+    if version > VERSION:
+        raise SchemaMismatch(f"{name}: ledger of version {version}; this program knows up to {VERSION}")
+    return version

@@ -1,0 +1,121 @@
+"""Prometheus metrics: children are made once and kept, labels are bounded by the configuration.
+
+A task, a key or a path is never a label: they are unbounded, and live in the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.fleet import Fleet
+    from ctxgate.gateway.flow import Settled
+    from ctxgate.gateway.ledger import Ledger
+
+_TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+
+class Telemetry:
+    """Every metric of the gateway, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "ctxgate_requests",
+            "Client requests by surface and HTTP status.",
+            ["surface", "status"],
+            registry=r,
+        )
+        attempt = ["team", "pool", "model", "outcome"]
+        self.attempts = Counter("ctxgate_attempts", "Settled attempts by outcome.", attempt, registry=r)
+        tokens = ["team", "pool", "model", "kind", "certainty"]
+        self.tokens = Counter(
+            "ctxgate_tokens", "Tokens by kind (uncached, cached, output, reasoning).", tokens, registry=r
+        )
+        unknown = ["team", "pool", "model", "kind"]
+        self.unknown = Counter(
+            "ctxgate_unknown_usage", "Attempts whose tokens of a kind are unknown.", unknown, registry=r
+        )
+        cost = ["team", "pool", "model", "kind"]
+        self.cost = Counter(
+            "ctxgate_cost_nano_dollars", "Cost in nano-dollars by kind of token.", cost, registry=r
+        )
+        place = ["pool", "model"]
+        self.ttft = Histogram(
+            "ctxgate_ttft_seconds",
+            "Time to the first streamed token, as seen by the gateway.",
+            place,
+            buckets=_TTFT_BUCKETS,
+            registry=r,
+        )
+        self.total = Histogram(
+            "ctxgate_attempt_seconds", "Duration of an attempt.", place, buckets=_TOTAL_BUCKETS, registry=r
+        )
+        replica = ["pool", "replica"]
+        self.in_flight = Gauge("ctxgate_in_flight", "Open attempts on a replica.", replica, registry=r)
+        self.healthy = Gauge(
+            "ctxgate_replica_healthy", "1 while a replica may be chosen.", replica, registry=r
+        )
+        self.clients = Gauge("ctxgate_open_requests", "Client requests being served.", registry=r)
+        self.truncated = Counter(
+            "ctxgate_stream_truncated", "Answers whose upstream broke off.", ["pool"], registry=r
+        )
+        self.anomalies = Counter(
+            "ctxgate_usage_anomalies",
+            "Usage records that contradict themselves.",
+            ["pool", "anomaly"],
+            registry=r,
+        )
+        self.plan_failures = Counter(
+            "ctxgate_plan_failures", "Prompts forwarded as they came because planning failed.", registry=r
+        )
+        self.ledger_pending = Gauge("ctxgate_ledger_pending", "Ledger steps not yet durable.", registry=r)
+
+    def request(self, surface: str, status: int) -> None:
+        """Count one client request; status 0 means that the client left before an answer."""
+        self.requests.labels(surface, str(status) if status else "none").inc()
+
+    def observe(self, fleet: Fleet, ledger: Ledger, now_us: int) -> None:
+        """Set the gauges that mirror state kept elsewhere."""
+        for record in fleet.records():
+            where = (record.pool.name, record.replica.name)
+            self.in_flight.labels(*where).set(record.in_flight)
+            self.healthy.labels(*where).set(record.health.healthy(now_us))
+        self.ledger_pending.set(ledger.pending)
+
+    def settled(self, settled: Settled, total_us: int) -> None:
+        """Count one settled attempt."""
+        answered = settled.answered
+        attempt = answered.held.attempt
+        where = (attempt.team, attempt.pool, attempt.model)
+        self.attempts.labels(*where, answered.outcome.value).inc()
+        usage, charge = answered.usage, settled.charge
+        counts = (
+            ("uncached", usage.uncached, charge.uncached),
+            ("cached", usage.cached, charge.cached),
+            ("output", usage.output, charge.output),
+        )
+        for kind, count, cost in counts:
+            if count.value is None:
+                self.unknown.labels(*where, kind).inc()
+            else:
+                self.tokens.labels(*where, kind, count.certainty.value).inc(count.value)
+            if cost:
+                self.cost.labels(*where, kind).inc(cost)
+        if usage.reasoning.value:
+            self.tokens.labels(*where, "reasoning", usage.reasoning.certainty.value).inc(
+                usage.reasoning.value
+            )
+        if answered.ttft_us is not None:
+            self.ttft.labels(attempt.pool, attempt.model).observe(answered.ttft_us / 1e6)
+        self.total.labels(attempt.pool, attempt.model).observe(total_us / 1e6)
+
+    def exposition(self) -> bytes:
+        """The text a scraper reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,53 @@
+"""An engine's refusal on its way to the client: kept in shape where it has OpenAI's, wrapped where not.
+
+The engine's words, parameter and status pass. Three things change: an envelope that SDKs cannot read
+(`{"detail": ...}`, `{"error": "text"}`, HTML) is replaced; context overflow gets the code that agents
+branch on; and the gateway's own credentials being refused is its operator's fault, not the client's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from ctxgate.gateway.errors import Kind, Refused, body_of, envelope
+
+_OVERFLOW: Final = ("maximum context length", "longer than the maximum model length")
+_MAX_MESSAGE: Final = 2000
+_GATEWAYS_FAULT: Final = frozenset({401, 403, 407})
+
+
+def pass_on(status: int, body: bytes) -> tuple[int, bytes]:
+    """The status and body a client gets for an upstream's `status` and `body`."""
+    if status in _GATEWAYS_FAULT:
+        refused = Refused(Kind.UPSTREAM_BROKEN, "The model server refused the gateway's credentials.")
+        return refused.status, body_of(refused)
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        document = None
+    error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return status, _overflow(error) or body
+    message = error if isinstance(error, str) else _detail(document)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return status, envelope(message[:_MAX_MESSAGE], kind, None)
+
+
+def _overflow(error: dict[str, Any]) -> bytes | None:
+    """The envelope of a prompt that does not fit the window, with OpenAI's type and code."""
+    if not any(text in error["message"] for text in _OVERFLOW):
+        return None
+    param = error.get("param")
+    return envelope(
+        error["message"],
+        "invalid_request_error",
+        "context_length_exceeded",
+        param if isinstance(param, str) else None,
+    )
+
+
+def _detail(document: object) -> str:
+    detail = document.get("detail") if isinstance(document, dict) else None
+    return detail if isinstance(detail, str) else "The model server gave no readable error."

@@ -1,0 +1,142 @@
+"""The HTTP client towards the replicas (aiohttp).
+
+    open() ── sends one request, returns at the response's headers
+      Unreachable   no connection; nothing was sent
+      Dropped       the connection broke after the request went out, before any answer
+    UpstreamResponse.chunks() ── the body as it arrives
+      Dropped       the connection broke inside the answer
+    abort() ── ends a call by its id, so that its usage can still be read
+
+Idle connections are closed before vLLM's own 5 s keep-alive ends, or a request could meet a connection
+that the engine is just closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+IDLE_CONNECTION_S: Final = 3.5
+_READ_BUFFER: Final = 2**18
+_ABORT_PATH: Final = "/inference/v1/abort_requests"
+_ABORT_TIMEOUT_S: Final = 5.0
+
+
+class UpstreamFailed(Exception):
+    """A replica gave no whole answer."""
+
+
+class Unreachable(UpstreamFailed):
+    """No connection could be made; the engine saw nothing."""
+
+
+class Dropped(UpstreamFailed):
+    """The connection broke after the request was sent."""
+
+
+class UpstreamResponse:
+    """One response, its headers read and its body arriving."""
+
+    __slots__ = ("_response", "content_type", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status: int = response.status
+        self.content_type: str = response.headers.get("content-type", "application/json")
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is server-sent events."""
+        return self.content_type.startswith("text/event-stream")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body's bytes as they arrive. Raises `Dropped`."""
+        content = self._response.content
+        try:
+            while chunk := await content.readany():
+                yield chunk
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Dropped(type(error).__name__) from error
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body, at most `limit` bytes. Raises `Dropped`, also when it is longer."""
+        parts: list[bytes] = []
+        size = 0
+        async for chunk in self.chunks():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise Dropped("the answer is larger than the gateway's limit")
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Drop the connection; the engine ends the call when it notices."""
+        self._response.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # A body read to its end has given its connection back already; one that was not is dropped.
+        self._response.close()
+
+
+class UpstreamClient:
+    """Keep-alive connections to every replica, shared by all requests of this process."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=_READ_BUFFER,
+            skip_auto_headers=("user-agent", "accept-encoding"),
+        )
+
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> UpstreamResponse:
+        """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
+        try:
+            response = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(type(error).__name__) from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Dropped(type(error).__name__) from error
+        return UpstreamResponse(response)
+
+    async def get_json(self, url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, Any]:
+        """GET a small document: (status, its JSON, or None where it is none). Raises `UpstreamFailed`."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.get(
+                url, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                try:
+                    return response.status, await response.json(content_type=None)
+                except ValueError:
+                    return response.status, None
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise Unreachable(type(error).__name__) from error
+
+    async def abort(self, replica_url: str, request_ids: Sequence[str], headers: Mapping[str, str]) -> bool:
+        """End running or queued calls by id; False where the replica does not offer it."""
+        timeout = aiohttp.ClientTimeout(total=_ABORT_TIMEOUT_S)
+        payload = {"request_ids": list(request_ids)}
+        try:
+            async with self._session.post(
+                replica_url + _ABORT_PATH, json=payload, headers=headers, timeout=timeout
+            ) as response:
+                await response.read()
+                return response.status == 200
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+        await asyncio.sleep(0)  # let the transports' close callbacks run

@@ -1,0 +1,145 @@
+"""The commands of the README in the order a newcomer types them, in a scratch folder.
+
+They are typed as the README shows them, but for the ports: free ones take their place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 60.0
+
+SESSION = (
+    {"session": "tour", "source": "test", "model": "tiny", "tools": []},
+    {"role": "system", "content": "You answer in one word. " * 40},
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris"},
+    {"role": "user", "content": "And of Italy?"},
+    {"role": "assistant", "content": "Rome"},
+)
+
+pytestmark = pytest.mark.e2e
+
+
+class Tour:
+    """A scratch folder with free ports for the ones that the README shows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with ExitStack() as open_sockets:
+            ports = [open_sockets.enter_context(socket.socket()) for _ in range(3)]
+            for one in ports:
+                one.bind(("127.0.0.1", 0))
+            fast, standard, gateway = (str(one.getsockname()[1]) for one in ports)
+        self.replaced = {
+            "8001": fast,
+            "8002": standard,
+            "8080": gateway,
+        }
+        self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def typed(self, text: str) -> str:
+        """`text` with the README's ports replaced by the tour's."""
+        for shown, own in self.replaced.items():
+            text = text.replace(shown, own)
+        return text
+
+    def run(self, command: str) -> str:
+        """What a command prints; it must succeed."""
+        done = subprocess.run(
+            shlex.split(self.typed(command)),
+            cwd=self.folder,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    @contextmanager
+    def serving(self, command: str, port: str) -> Iterator[None]:
+        """A server that runs until the block ends; it answers /health when the block begins."""
+        log = self.folder / f"{port}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                shlex.split(self.typed(command)),
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+            )
+            try:
+                self._await_health(process, f"http://127.0.0.1:{self.replaced[port]}/health", log)
+                yield
+                process.terminate()
+                assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
+            finally:
+                process.kill()
+                process.wait()
+
+    def _await_health(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            try:
+                with urllib.request.urlopen(url, timeout=5):
+                    return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.05)  # not listening yet
+        pytest.fail(f"{url} did not answer within {READY_S:.0f} s\n{log.read_text()}")
+
+
+def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
+    tour = Tour(tmp_path)
+    key = json.loads(tour.run("ctxgate keys new --id tour --team research --json"))
+    (tmp_path / "session.jsonl").write_text("".join(json.dumps(line) + "\n" for line in SESSION))
+    example = (ROOT / "configs/ctxgate.yaml").read_text()
+    entry = f'keys:\n  - {{id: tour, team: research, sha256: "{key["entry"]["sha256"]}"}}\n'
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/ctxgate.yaml").write_text(
+        tour.typed(example[: example.index("\nkeys:\n") + 1] + entry)
+    )
+    tour.environment["CTXGATE_KEY"] = key["secret"]
+
+    assert "tour" in tour.run("ctxgate check -c configs/ctxgate.yaml")
+    with (
+        tour.serving("ctxgate twin --profile fast --port 8001", "8001"),
+        tour.serving("ctxgate twin --profile standard --port 8002", "8002"),
+        tour.serving("ctxgate serve -c configs/ctxgate.yaml", "8080"),
+    ):
+        replayed = tour.run("ctxgate replay session.jsonl --to http://127.0.0.1:8080")
+    assert "tour" in replayed
+
+    assert "tour" in tour.run("ctxgate report --by task")
+    report = json.loads(tour.run("ctxgate report --by pool --json"))
+    (row,) = report["rows"]
+    assert row["requests"] == len([line for line in SESSION if line.get("role") == "assistant"])
+
+
+def test_make_run_once_prints_the_table_and_ends() -> None:
+    done = subprocess.run(["make", "run", "ONCE=1"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "direct" in done.stdout
+    assert "ctxgate" in done.stdout
