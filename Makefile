@@ -72,7 +72,7 @@ test: $(TEST_STAMP) vllm ## every test, those against real vLLM servers included
 unit: $(TEST_STAMP) ## the fast tests only
 	@$(PY) -m pytest -m "not e2e" $(PYTEST)
 
-check: lint types imports sizes words docs wheel ## lint, types, import contracts, sizes, words, docs, wheel
+check: lint types imports sizes words links wheel ## lint, types, import contracts, sizes, words, links, wheel
 
 bench: $(TEST_STAMP) cc ## what the gateway adds, against a direct call and the smallest possible proxy
 	@$(PY) -m tests.bench.bench $(ARGS)
@@ -80,7 +80,8 @@ bench: $(TEST_STAMP) cc ## what the gateway adds, against a direct call and the 
 bench-peers: $(TEST_STAMP) cc ## the same against other gateways, each in an environment of its own
 	@$(PY) -m tests.bench.peers $(ARGS)
 
-docs: $(TEST_STAMP) ## check the links and the commands of the documentation
+docs: $(TEST_STAMP) ## regenerate what is generated in the documentation, then check its links
+	@$(PY) -m ctxgate.gateway.config_docs .
 	@$(PY) scripts/check_docs.py
 
 clean: ## remove the environments and everything that was generated
@@ -89,7 +90,7 @@ clean: ## remove the environments and everything that was generated
 
 # ---- the parts of `make check` -----------------------------------------------------------------------
 
-.PHONY: lint types mypy pyright imports sizes words wheel
+.PHONY: lint types mypy pyright imports sizes words links wheel
 lint: $(TEST_STAMP)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -103,13 +104,16 @@ pyright: $(TEST_STAMP)
 	@$(PY) -m pyright
 
 imports: $(TEST_STAMP)
-	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/lint-imports --no-logo
 
 sizes: $(TEST_STAMP)
 	@$(PY) scripts/check_sizes.py
 
 words: $(TEST_STAMP)
 	@$(PY) scripts/check_words.py
+
+links: $(TEST_STAMP)
+	@$(PY) scripts/check_docs.py
 
 wheel: $(TEST_STAMP)
 	@$(PY) -m pytest -q tests/house/test_wheel.py

@@ -14,7 +14,7 @@ import msgspec
 from ctxgate.inference import wire
 
 if TYPE_CHECKING:
-    from ctxgate.inference.wire import Body
+    from ctxgate.inference.wire import Body, Pieces
 
 _DICT: Final = msgspec.json.Decoder(dict[str, object])
 
@@ -29,9 +29,9 @@ class PlanEdit:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """The bytes to send and every edit that made them differ from the client's."""
+    """The bytes to send, in pieces, and every edit that made them differ from the client's."""
 
-    outgoing: bytes = field(repr=False)
+    outgoing: Pieces = field(repr=False)
     edits: tuple[PlanEdit, ...] = ()
     injected_usage: bool = False
     injected_continuous: bool = False
@@ -44,9 +44,9 @@ def plan(body: Body, *, stream: bool, served_model: str | None, continuous_usage
     replaced where the engine knows it by another. Everything else is the client's own bytes.
     """
     edits: list[PlanEdit] = []
-    outgoing = body
+    outgoing: Pieces = (body.raw,)
     if served_model is not None:
-        outgoing = wire.parse(wire.with_member(outgoing, "model", msgspec.json.encode(served_model)))
+        outgoing = wire.with_member(body, "model", msgspec.json.encode(served_model))
         edits.append(PlanEdit("model", "the engine's name of the model"))
     wanted = stream_options(body) if stream else {}
     asked = wanted.get("include_usage") is True
@@ -57,19 +57,21 @@ def plan(body: Body, *, stream: bool, served_model: str | None, continuous_usage
         if inject_continuous:
             options["continuous_usage_stats"] = True
         value = msgspec.json.encode(options)
-        outgoing = wire.Body(wire.with_member(outgoing, "stream_options", value), outgoing.members)
+        # A renamed model leaves pieces behind; joined, they are a body again.
+        renamed = body if served_model is None else wire.parse(b"".join(outgoing))
+        outgoing = wire.with_member(renamed, "stream_options", value)
         edits.append(PlanEdit("stream_options", "usage of the stream, for the ledger"))
-    return PromptPlan(outgoing.raw, tuple(edits), stream and not asked, inject_continuous)
+    return PromptPlan(outgoing, tuple(edits), stream and not asked, inject_continuous)
 
 
 def untouched(body: Body) -> PromptPlan:
     """The client's own bytes, with nothing added."""
-    return PromptPlan(body.raw)
+    return PromptPlan((body.raw,))
 
 
 def stream_options(body: Body) -> dict[str, object]:
     """The client's stream options, empty when absent or null. Raises `msgspec.DecodeError` if no object."""
-    raw = body.members.get("stream_options")
+    raw = body.get("stream_options")
     if raw is None or bytes(raw) == b"null":
         return {}
     return _DICT.decode(raw)

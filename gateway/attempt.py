@@ -45,6 +45,7 @@ MAX_ANSWER_BYTES: Final = 2**28
 _ABORT_AGAIN_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 _DURABLE_WITHIN_S: Final = 2.0
 _AFTER_DONE_S: Final = 2.0
+_DEADLINE_STEP_S: Final = 0.25
 _OVERLOAD: Final = frozenset({429, 503})
 
 
@@ -60,6 +61,8 @@ class Attempt:
         self._splitter = SseSplitter()
         self._reader: StreamReader | None = None
         self._deadline: asyncio.Timeout | None = None
+        self._until = 0.0
+        self._loop = asyncio.get_running_loop()
         self._aborter: asyncio.Task[None] | None = None
         self._answered: Answered | None = None
         self._ttft_us: int | None = None
@@ -265,7 +268,8 @@ class Attempt:
         A store that is slow or failing does not keep the answer back for long: the ledger holds the
         settlement and tries again.
         """
-        await asyncio.wait((self._settled,), timeout=_DURABLE_WITHIN_S)
+        if not self._settled.done():
+            await asyncio.wait((self._settled,), timeout=_DURABLE_WITHIN_S)
 
     def _charge(self, usage: Usage) -> Charge:
         day = datetime.fromtimestamp(self._row.opened_at_us / 1e6, UTC).date()
@@ -309,17 +313,23 @@ class Attempt:
 
     def _wait_at_most(self, seconds: float) -> None:
         """Move the deadline of the exchange; once the client has gone, the drain's deadline stands."""
-        if self._deadline is not None and not self._reply.gone:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+        if self._deadline is None or self._reply.gone:
+            return
+        deadline = self._loop.time() + seconds
+        if (
+            abs(deadline - self._until) > _DEADLINE_STEP_S
+        ):  # not for every chunk: a timer costs more than that
+            self._until = deadline
+            self._deadline.reschedule(deadline)
 
     def _client_gone(self) -> None:
         """The client left: end the call at the engine, and stay for its usage."""
         if self._deadline is None or self._answered is not None:
             return
         limit = self._services.config.limits.abort_drain_s if self._abortable() else 0.0
-        self._deadline.reschedule(asyncio.get_running_loop().time() + limit)
+        self._deadline.reschedule(self._loop.time() + limit)
         if self._abortable() and self._aborter is None:
-            self._aborter = asyncio.get_running_loop().create_task(self._abort_until_done())
+            self._aborter = self._loop.create_task(self._abort_until_done())
 
     def _abortable(self) -> bool:
         return self._held.routed.pool.abort and self._inbound.surface is not Surface.EMBEDDINGS
@@ -337,7 +347,7 @@ class Attempt:
                 break
             await asyncio.sleep(delay)
         if self._deadline is not None:  # this replica offers no abort: hang up, which ends the call there
-            self._deadline.reschedule(asyncio.get_running_loop().time())
+            self._deadline.reschedule(self._loop.time())
 
     async def _abort(self) -> bool:
         headers = self._services.upstream_headers(self._held.routed.pool)

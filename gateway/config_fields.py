@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ctxgate.gateway import inbound
 from ctxgate.gateway.config import Limits, Listen
 from ctxgate.gateway.config_kinds import (
     DAY,
@@ -21,6 +20,7 @@ from ctxgate.gateway.config_kinds import (
     whole,
 )
 from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
+from ctxgate.inference import wire
 
 MIB: Final = 2**20
 _LISTEN: Final = Listen()
@@ -204,7 +204,7 @@ KEY_HASH: Final = Field(
 )
 ENGINE_FIELDS: Final = Field(
     "allow_engine_fields",
-    ListOf(choice(*sorted(inbound.ENGINE_FIELDS))),
+    ListOf(choice(*sorted(wire.ENGINE_FIELDS))),
     "Engine-only request fields that this key may set; from others they are refused.",
     (),
     default_text="none",

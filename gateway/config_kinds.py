@@ -180,9 +180,8 @@ def seconds(high: int) -> Scalar[float]:
 
 def choice(*options: str) -> Scalar[str]:
     """One of a few words."""
-    wanted = (
-        " or ".join(f'"{option}"' for option in options) if len(options) < 5 else "one of the known words"
-    )
+    few = len(options) < 5
+    wanted = " or ".join(f'"{option}"' for option in options) if few else "one of the known words"
 
     def read(place: Place) -> str:
         value = text(place, wanted)
@@ -297,6 +296,8 @@ def _sha256(place: Place) -> bytes:
     # Digits alone are a number to YAML, yet a valid hash: only the characters count.
     value = str(scalar(place, "the SHA-256 of the key, in 64 hexadecimal digits").value)
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", value):
+        if re.fullmatch(r"[0-9A-Fa-f]{57,71}", value):
+            place.fail(f"must be 64 hexadecimal digits, but has {len(value)}")
         if looks_like_secret(value):
             place.fail(
                 "looks like the secret itself. A secret never stands in this file: replace the key, "

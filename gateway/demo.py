@@ -1,7 +1,7 @@
 """The demo's comparison: one recorded agent session, played straight at a pool and through ctxgate.
 
-Both ways send the same prompts to the same server. The direct one carries a cache salt of its own, so
-that neither finds the blocks of the other.
+Both ways send the same prompts to the same server. The direct one carries a cache salt of its own and
+each case opens with a line of its own, so that none finds the blocks of another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ctxgate.gateway.perturb import Perturbation
 from ctxgate.gateway.replay import Played, Sums, summarize
 from ctxgate.gateway.replay_client import Backend
-from ctxgate.gateway.replay_run import Plan, Player, Tokenize
+from ctxgate.gateway.replay_run import Plan, Player
 from ctxgate.gateway.replay_table import HEADERS, cells, table
 from ctxgate.inference.oracle import PrefixOracle
 from ctxgate.inference.rates import charge
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import date
     from pathlib import Path
 
+    from ctxgate.gateway.replay_run import Tokenize
     from ctxgate.gateway.sessions import Session
     from ctxgate.inference.rates import RateCard
 
@@ -31,7 +32,7 @@ _RATES: Final = {
     "standard": {"uncached": "0.15", "cached": "0.0375", "output": "0.60"},
     "fast": {"uncached": "0.45", "cached": "0.1125", "output": "1.80"},
 }
-_MAX_TOKENS: Final = 16
+_MAX_TOKENS: Final = 8
 MODELS: Final = {"standard": "demo", "fast": "demo-fast"}  # the model name whose default pool it is
 
 
@@ -47,7 +48,7 @@ class Case:
 CASES: Final = (
     Case("standard", "standard pool"),
     Case("fast", "fast pool"),
-    Case("standard", "standard pool, tools shuffled", frozenset({Perturbation.TOOL_ORDER})),
+    Case("fast", "fast pool, tools shuffled", frozenset({Perturbation.TOOL_ORDER})),
 )
 
 
@@ -104,10 +105,19 @@ class Stage:
     max_context: int | None
 
 
+def opened(session: Session, line: str) -> Session:
+    """The session with a line of its own at the very start of its system prompt."""
+    head = session.messages[0]
+    return replace(
+        session, messages=({**head, "content": f"{line}\n{head['content']}"}, *session.messages[1:])
+    )
+
+
 async def compare(
     stage: Stage, session: Session, case: Case, progress: Callable[[str, int], None]
 ) -> Compared:
     """Play the session both ways. The direct way is priced with the pool's own rates."""
+    session = opened(session, f"[{case.label}]")
     plan = Plan(
         model=stage.served,
         max_tokens=_MAX_TOKENS,

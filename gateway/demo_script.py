@@ -34,6 +34,7 @@ of the package. Answer in at most five sentences.
 _LINES: Final = 70
 
 _PRICE: Final = """\
+# price one request
 from datetime import date
 from ctxgate.inference.rates import RateCard, Rates, charge, format_usd
 from ctxgate.inference.usage import Usage, measured
@@ -45,6 +46,7 @@ usage = Usage(uncached=measured(6074 - 3456), cached=measured(3456), output=meas
 print(format_usd(charge(usage, RateCard(((rates,),)), day).total))
 """
 _SPLIT: Final = """\
+# cut one stream into chunks of every size
 from ctxgate.inference.sse import SseSplitter
 
 stream = b'data: {"a": 1}\\n\\n: keep-alive\\r\\n\\r\\ndata: x\\ndata: y\\n\\ndata: [DONE]\\n\\n'
@@ -56,6 +58,7 @@ for size in range(1, len(stream) + 1):
 print(len(cuts), "way to cut", len(stream), "bytes;", len(next(iter(cuts))), "events")
 """
 _LONGEST: Final = """\
+# rank all functions by length
 import ast
 from pathlib import Path
 import ctxgate
@@ -74,6 +77,7 @@ for lines, file, name in found[:12]:
     print(lines, file, name)
 """
 _COMMANDS: Final = """\
+# count the arguments of each sub-command
 import argparse, importlib
 from ctxgate.gateway.cli import COMMANDS
 

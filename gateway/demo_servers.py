@@ -1,17 +1,17 @@
 """The demo's processes: two twins and the gateway, each a `ctxgate` command of its own.
 
-    async with Servers(folder) as servers:     nothing runs yet
-        await servers.start(name, arguments, health)
-    ...                                        every child has ended, however the block was left
+    async with Servers(folder) as servers:               nothing runs yet
+        url = await servers.start(name, arguments)       it runs and is ready
+    ...                                                  every child has ended, however the block was left
 
-A child that does not answer its health URL in time, or ends before, raises `ServerFailed` with the last
-lines that it wrote.
+Each child prints the URL that it listens on. One that is not ready in time, or ends before, raises
+`ServerFailed` with the last lines that it wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import re
 import sys
 from typing import TYPE_CHECKING, Final, Self
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+_URL: Final = re.compile(r"http://127\.0\.0\.1:\d+")
 _READY_WITHIN_S: Final = 60.0
 _ASK_EVERY_S: Final = 0.05
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=2)
@@ -46,27 +47,30 @@ class Servers:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(_end(child) for child in self._children.values()))
 
-    async def start(self, name: str, arguments: Sequence[str], health: str) -> None:
-        """Start `ctxgate ARGUMENTS` and wait until `health` answers 200. Raises `ServerFailed`."""
-        log = self._log(name)
-        with log.open("wb") as output:
+    async def start(self, name: str, arguments: Sequence[str], *, ready: str = "/health") -> str:
+        """Start `ctxgate ARGUMENTS`, wait until the path `ready` answers 200, and return the URL."""
+        with self._log(name).open("wb") as output:
             child = await asyncio.create_subprocess_exec(
                 *ctxgate_command(arguments), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
             )
         self._children[name] = child
         try:
-            async with (
-                asyncio.timeout(_READY_WITHIN_S),
-                aiohttp.ClientSession(timeout=_ASK_TIMEOUT) as session,
-            ):
-                while not await _answers(session, health):
-                    if child.returncode is not None:
-                        raise ServerFailed(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
-                    await asyncio.sleep(_ASK_EVERY_S)
+            async with asyncio.timeout(_READY_WITHIN_S):
+                return await self._ready(name, child, ready)
         except TimeoutError:
             raise ServerFailed(
                 f"{name} is not ready after {_READY_WITHIN_S:.0f} s\n{self._tail(name)}"
             ) from None
+
+    async def _ready(self, name: str, child: Process, path: str) -> str:
+        """The URL that the child printed, once it answers there."""
+        async with aiohttp.ClientSession(timeout=_ASK_TIMEOUT) as session:
+            while child.returncode is None:
+                url = _URL.search(self._log(name).read_text(errors="replace"))
+                if url and await _answers(session, url[0] + path):
+                    return url[0]
+                await asyncio.sleep(_ASK_EVERY_S)
+        raise ServerFailed(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
 
     async def first_to_end(self) -> str:
         """Wait until a child ends by itself; returns what happened."""
@@ -91,14 +95,6 @@ def ctxgate_command(arguments: Sequence[str]) -> list[str]:
     """The command line of a `ctxgate` command in this very interpreter."""
     # -P keeps the working folder off sys.path: its names may shadow the standard library's.
     return [sys.executable, "-P", "-m", "ctxgate.gateway.cli", *arguments]
-
-
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

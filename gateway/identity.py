@@ -84,8 +84,8 @@ def conversation_root(inbound: Inbound, key: Key) -> bytes:
             if _role(message) == "user":
                 break
     else:
-        head = inbound.body.members["prompt" if inbound.surface is Surface.COMPLETIONS else "input"]
-        digest.update(memoryview(head)[:_PROMPT_HEAD])
+        head = inbound.body.get("prompt" if inbound.surface is Surface.COMPLETIONS else "input")
+        digest.update(memoryview(head or b"")[:_PROMPT_HEAD])
     return digest.digest()
 
 

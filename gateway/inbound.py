@@ -20,34 +20,6 @@ if TYPE_CHECKING:
 
     from ctxgate.inference.wire import Body
 
-# Fields of vLLM that reach past the caller's own request: into other tenants' caches, the scheduler,
-# the engine's memory or its connectors. A key may be granted single ones (`allow_engine_fields`).
-ENGINE_FIELDS: Final = frozenset(
-    {
-        "priority",
-        "request_id",
-        "session_id",
-        "cache_salt",
-        "kv_transfer_params",
-        "ec_transfer_params",
-        "vllm_xargs",
-        "chat_template",
-        "mm_processor_kwargs",
-        "media_io_kwargs",
-        "return_token_ids",
-        "prompt_logprobs",
-        "echo",
-        "logits_processors",
-        "use_beam_search",
-        "ignore_eos",
-        "min_tokens",
-        "repetition_detection",
-        "watermarking",
-        "truncate_prompt_tokens",
-        "previous_input_messages",
-        "enable_response_messages",
-    }
-)
 _HARMLESS: Final = (b"null", b"false", b"0")
 _POSITIVE: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _OPENING_BRACE: Final = 0x7B
@@ -78,9 +50,13 @@ def read_inbound(
 
 
 def check_engine_fields(body: Body, allowed: frozenset[str]) -> None:
-    """Refuse fields that act on the engine rather than on the caller's own request."""
-    for name in body.members.keys() & ENGINE_FIELDS - allowed:
-        if body.size(name) > len(b"false") or bytes(body.members[name]) not in _HARMLESS:
+    """Refuse fields that act on the engine rather than on the caller's own request.
+
+    A key may be granted single ones (`allow_engine_fields`).
+    """
+    for name in wire.ENGINE_FIELDS - allowed:
+        value = body.get(name)
+        if value is not None and (body.size(name) > len(b"false") or bytes(value) not in _HARMLESS):
             raise Refused(Kind.FORBIDDEN_FIELD, f"Field '{name}' may not be set through this gateway.", name)
 
 

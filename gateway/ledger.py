@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GROUPINGS: Final = ("task", "team", "pool", "model", "day")
 """What a report may be grouped by. `EVERYTHING` gives one row over all of it."""
 
-EVERYTHING: Final = "everything"
+EVERYTHING: Final = "total"
 
 FILTERS: Final = ("organisation", "team", "key_id", "task", "pool", "model")
 """The columns a report may be narrowed by."""

@@ -98,7 +98,7 @@ class Pipeline:
         """The attempt as the ledger opens it."""
         identified = routed.planned.allowed.identified
         inbound, key = identified.inbound, identified.key
-        size = len(routed.planned.plan.outgoing)
+        size = sum(memoryview(piece).nbytes for piece in routed.planned.plan.outgoing)
         opened = AttemptOpened(
             attempt_id=self.services.new_id(),
             request_id=inbound.request_id,

@@ -5,25 +5,66 @@ A task, a key or a path is never a label: they are unbounded, and live in the le
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ctxgate.gateway.ledger import Outcome
+from ctxgate.inference.usage import Certainty
+
 if TYPE_CHECKING:
     from ctxgate.gateway.fleet import Fleet
     from ctxgate.gateway.flow import Settled
     from ctxgate.gateway.ledger import Ledger
+    from ctxgate.inference.usage import Count
 
 _TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_KINDS: Final = ("uncached", "cached", "output", "reasoning")
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The children of one kind of token."""
+
+    measured: Counter
+    estimated: Counter
+    unknown: Counter
+    cost: Counter
+
+    def add(self, count: Count, cost_nano: int | None) -> None:
+        """Count tokens by how they are known, and what they cost."""
+        if count.value is None:
+            self.unknown.inc()
+        elif count.certainty is Certainty.MEASURED:
+            self.measured.inc(count.value)
+        else:
+            self.estimated.inc(count.value)
+        if cost_nano:
+            self.cost.inc(cost_nano)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The children of one combination of team, pool and model."""
+
+    outcomes: dict[Outcome, Counter]
+    uncached: _Kind
+    cached: _Kind
+    output: _Kind
+    reasoning: _Kind
+    ttft: Histogram
+    total: Histogram
 
 
 class Telemetry:
     """Every metric of the gateway, in a registry of its own."""
 
     def __init__(self) -> None:
+        self._places: dict[tuple[str, str, str], _Place] = {}
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
@@ -93,28 +134,39 @@ class Telemetry:
         """Count one settled attempt."""
         answered = settled.answered
         attempt = answered.held.attempt
-        where = (attempt.team, attempt.pool, attempt.model)
-        self.attempts.labels(*where, answered.outcome.value).inc()
+        where = self._place(attempt.team, attempt.pool, attempt.model)
+        where.outcomes[answered.outcome].inc()
         usage, charge = answered.usage, settled.charge
-        counts = (
-            ("uncached", usage.uncached, charge.uncached),
-            ("cached", usage.cached, charge.cached),
-            ("output", usage.output, charge.output),
-        )
-        for kind, count, cost in counts:
-            if count.value is None:
-                self.unknown.labels(*where, kind).inc()
-            else:
-                self.tokens.labels(*where, kind, count.certainty.value).inc(count.value)
-            if cost:
-                self.cost.labels(*where, kind).inc(cost)
+        where.uncached.add(usage.uncached, charge.uncached)
+        where.cached.add(usage.cached, charge.cached)
+        where.output.add(usage.output, charge.output)
         if usage.reasoning.value:
-            self.tokens.labels(*where, "reasoning", usage.reasoning.certainty.value).inc(
-                usage.reasoning.value
-            )
+            where.reasoning.add(usage.reasoning, None)
         if answered.ttft_us is not None:
-            self.ttft.labels(attempt.pool, attempt.model).observe(answered.ttft_us / 1e6)
-        self.total.labels(attempt.pool, attempt.model).observe(total_us / 1e6)
+            where.ttft.observe(answered.ttft_us / 1e6)
+        where.total.observe(total_us / 1e6)
+
+    def _place(self, team: str, pool: str, model: str) -> _Place:
+        """The children of one combination of team, pool and model, made at its first attempt and kept."""
+        place = self._places.get((team, pool, model))
+        if place is None:
+            labels = (team, pool, model)
+            place = _Place(
+                outcomes={outcome: self.attempts.labels(*labels, outcome.value) for outcome in Outcome},
+                ttft=self.ttft.labels(pool, model),
+                total=self.total.labels(pool, model),
+                **{kind: self._kind(labels, kind) for kind in _KINDS},
+            )
+            self._places[team, pool, model] = place
+        return place
+
+    def _kind(self, labels: tuple[str, str, str], kind: str) -> _Kind:
+        return _Kind(
+            measured=self.tokens.labels(*labels, kind, Certainty.MEASURED.value),
+            estimated=self.tokens.labels(*labels, kind, Certainty.ESTIMATED.value),
+            unknown=self.unknown.labels(*labels, kind),
+            cost=self.cost.labels(*labels, kind),
+        )
 
     def exposition(self) -> bytes:
         """The text a scraper reads."""

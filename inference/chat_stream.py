@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ctxgate.inference.chunk_fields import Choice, Fields
     from ctxgate.inference.sse import SseSplitter
-    from ctxgate.inference.usage_parse import ParsedUsage
+    from ctxgate.inference.usage_parse import ParsedUsage, RawUsage
 
 _NO_CHOICES: Final = b'"choices":[]'
 
@@ -97,7 +97,8 @@ class StreamReader:
         except (msgspec.DecodeError, RecursionError):
             chunk = decode_lenient(payload)
         if chunk is None:
-            self.malformed += 1
+            self.done = self.done or payload.strip() == DONE
+            self.malformed += not self.done
             return event
         finishing = self._read_choices(chunk.choices) if chunk.choices else False
         if chunk.system_fingerprint is not None:
@@ -142,22 +143,20 @@ class StreamReader:
                 return _rewritten(event, payload, with_first(payload, _NO_CHOICES))
             return event
         self.meter.add(chunk.usage, choices[0].index if len(choices) == 1 else None)
-        if not self._hides_usage(choices):
+        if not self._hides_usage:
             return event
         shown = without_member(payload, "usage", chunk.usage)
         if finishing and self._fingerprint is not None:
             shown = _fingerprinted(shown, self._fingerprint)
         return _rewritten(event, payload, shown)
 
-    def _hides_usage(self, choices: list[Choice]) -> bool:
-        """Whether usage beside choices is there only because the gateway asked for usage.
-
-        A whole answer in one event carries its usage unasked: vLLM's beam search answers streams so.
-        """
+    @property
+    def _hides_usage(self) -> bool:
+        """Whether the client asked for no usage beside choices: it is there on the gateway's account."""
         terms = self._terms
-        if terms.client_wants_usage:
-            return terms.injected_continuous and not terms.client_wants_continuous
-        return not (self.events == 1 and all(choice.finish_reason is not None for choice in choices))
+        return not terms.client_wants_usage or (
+            terms.injected_continuous and not terms.client_wants_continuous
+        )
 
     def _with_fingerprint(self, event: bytes, payload: bytes) -> bytes:
         if self._fingerprint is None:
@@ -187,6 +186,11 @@ class StreamReader:
     def first_content_seen(self) -> bool:
         """Whether any text of the model has come."""
         return self.content_events > 0
+
+    @property
+    def usage_raw(self) -> RawUsage:
+        """The last usage object as it came, or None."""
+        return self.meter.last
 
     def usage(self) -> ParsedUsage:
         """The usage as last reported. Of a stream cut short the output is only a lower bound: estimated."""

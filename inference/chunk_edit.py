@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
+if TYPE_CHECKING:
+    import msgspec
 
 _SPACE: Final = b" \t\r\n"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
@@ -75,7 +77,7 @@ def top_level(payload: bytes) -> list[Member]:
 
 
 def _name(quoted: bytes) -> str:
-    return msgspec.json.decode(quoted, type=str)
+    return str(json.loads(quoted))  # takes lone surrogates, too
 
 
 def _trimmed(payload: bytes, end: int) -> int:

@@ -21,8 +21,14 @@ import aiohttp
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from aiohttp.abc import AbstractStreamWriter
+
+    from ctxgate.inference.wire import Pieces
+
 IDLE_CONNECTION_S: Final = 3.5
 _READ_BUFFER: Final = 2**18
+_JOINED_UP_TO: Final = 2**16
+_FIRST_PIECE: Final = 64
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
 
@@ -86,6 +92,30 @@ class UpstreamResponse:
         self._response.close()
 
 
+class _InPieces(aiohttp.payload.Payload):
+    """A body of known length, written piece by piece.
+
+    aiohttp joins the headers with the first piece; that one is kept short, so that a long body goes
+    to the socket without being copied.
+    """
+
+    _value: Pieces
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces, content_type="application/json")
+        self._size = sum(map(len, pieces))
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write every piece."""
+        first = memoryview(self._value[0])
+        for piece in (first[:_FIRST_PIECE], first[_FIRST_PIECE:], *self._value[1:]):
+            await writer.write(piece)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text; aiohttp asks for it only when it prints a payload."""
+        return b"".join(self._value).decode(encoding, errors)
+
+
 class UpstreamClient:
     """Keep-alive connections to every replica, shared by all requests of this process."""
 
@@ -99,10 +129,11 @@ class UpstreamClient:
             skip_auto_headers=("user-agent", "accept-encoding"),
         )
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> UpstreamResponse:
+    async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
+        data = _InPieces(body) if sum(map(len, body)) > _JOINED_UP_TO else b"".join(body)
         try:
-            response = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+            response = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unreachable(type(error).__name__) from error
         except (aiohttp.ClientError, ConnectionError) as error:

@@ -74,7 +74,7 @@ def _fill_prompt(usage: Usage, prompt: int | None, cached: int | None) -> Usage:
     total = prompt if usage.prompt is None else usage.prompt
     if total is None:
         return replace(usage, cached=_or_estimate(usage.cached, cached))
-    floor = usage.uncached.value or 0
+    floor = max(usage.uncached.value or 0, usage.written.value or 0)
     hit = cached if usage.cached.value is None else usage.cached.value
     hit = None if hit is None else min(hit, max(total - floor, 0))
     rest = max(total - (hit or 0), usage.written.value or 0)

@@ -55,7 +55,7 @@ class PromptRenderer:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer of `tokenizer.json`."""
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer  # noqa: PLC0415 - belongs to the extra
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
@@ -91,7 +91,7 @@ class PromptRenderer:
         continue_final_message: bool = False,
     ) -> str:
         """The text of a chat prompt. Raises PromptError for what the template or the engine refuses."""
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError  # noqa: PLC0415 - belongs to the extra
 
         turns = conversation(messages, self.name)
         if not turns:
@@ -132,9 +132,9 @@ class PromptRenderer:
 
 def compile_template(source: str) -> Template:
     """A chat template in the sandbox and with the filters that transformers gives it."""
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import TemplateError  # noqa: PLC0415 - belongs to the extra
+    from jinja2.ext import loopcontrols  # noqa: PLC0415 - as above
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

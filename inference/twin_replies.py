@@ -29,6 +29,16 @@ class Envelope:
     fingerprint: str
 
 
+def model_card(name: str, max_model_len: int, now: int) -> Body:
+    """An entry of `/v1/models`."""
+    permission: Body = {"id": f"modelperm-{name}", "object": "model_permission", "created": now}
+    permission |= {"allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True}
+    permission |= {"allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False}
+    permission |= {"organization": "*", "group": None, "is_blocking": False}
+    card: Body = {"id": name, "object": "model", "created": now, "owned_by": "vllm", "root": name}
+    return card | {"parent": None, "max_model_len": max_model_len, "permission": [permission]}
+
+
 class Reply(ABC):
     """One request's reply while its answers grow."""
 

@@ -171,7 +171,7 @@ class ChatRequest(Sampling, Conversation):
 class CompletionRequest(Sampling):
     """A body of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: list[int] | list[list[int]] | str | list[str]
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
@@ -275,6 +275,11 @@ def decode(body: bytes) -> Any:
 
 def validate(kind: type[RequestT], data: Any) -> RequestT:
     """A checked request from a JSON value. Raises Refusal, with status 400."""
+    if not isinstance(data, dict):
+        problem = "Input should be a valid dictionary or object to extract fields from"
+        raise _invalid(
+            [{"type": "model_attributes_type", "loc": "body", "msg": problem, "input": _summary(data)}]
+        )
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -71,6 +71,12 @@ class UsageMeter:
             kept.append(raw)
 
     @property
+    def last(self) -> RawUsage:
+        """The last figure over the whole call; without any, the last of the first choice; or None."""
+        kept = self._whole or next(iter(self._running.values()), [])
+        return kept[-1] if kept else None
+
+    @property
     def closed(self) -> bool:
         """Whether a figure over the whole call has been seen."""
         return bool(self._whole)

@@ -7,8 +7,8 @@ text is never re-serialized (a re-serialized prompt is another prompt to the pre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,66 @@ _BACKSLASH: Final = 0x5C
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder()
+_ABSENT: Final = msgspec.Raw(b"")
+# Fields of vLLM that reach past the caller's own request: into other tenants' caches, the scheduler,
+# the engine's memory or its connectors.
+ENGINE_FIELDS: Final = frozenset(
+    {
+        "cache_salt",
+        "chat_template",
+        "ec_transfer_params",
+        "echo",
+        "enable_response_messages",
+        "ignore_eos",
+        "kv_transfer_params",
+        "logits_processors",
+        "media_io_kwargs",
+        "min_tokens",
+        "mm_processor_kwargs",
+        "previous_input_messages",
+        "priority",
+        "prompt_logprobs",
+        "repetition_detection",
+        "request_id",
+        "return_token_ids",
+        "session_id",
+        "truncate_prompt_tokens",
+        "use_beam_search",
+        "vllm_xargs",
+        "watermarking",
+    }
+)
+KNOWN: Final = ENGINE_FIELDS | {
+    "best_of",
+    "input",
+    "max_completion_tokens",
+    "max_tokens",
+    "metadata",
+    "model",
+    "n",
+    "prompt",
+    "prompt_cache_key",
+    "safety_identifier",
+    "stream",
+    "stream_options",
+    "user",
+}
+
+
+class _Known(msgspec.Struct):
+    """The members a gateway acts on; those of KNOWN are added to the class below, as raw values."""
+
+    messages: list[msgspec.Raw] | None = None
+
+
+_KNOWN_FIELDS: Final = [(name, msgspec.Raw, _ABSENT) for name in sorted(KNOWN)]
+_KNOWN: Final[msgspec.json.Decoder[_Known]] = msgspec.json.Decoder(
+    msgspec.defstruct("_KnownMembers", _KNOWN_FIELDS, bases=(_Known,))
+)
+
+
+Pieces: TypeAlias = "tuple[bytes | memoryview, ...]"
+"""Bytes in parts, so that a prompt of megabytes is not copied for a few added ones."""
 
 
 class NotJson(ValueError):
@@ -40,53 +100,84 @@ class Edit:
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
 class Body:
-    """A JSON object: its bytes, and each member's value as a slice of them.
+    """A JSON object: its bytes, and its members as slices of them.
 
-    Of a repeated member the last one counts, as in every JSON reader that vLLM uses.
+    The members a gateway acts on are found in the one scan that checks the body; the others when they
+    are first asked for. Of a repeated member the last one counts, as in every reader that vLLM uses.
     """
 
-    raw: bytes = field(repr=False)
-    members: Mapping[str, msgspec.Raw] = field(repr=False)
+    __slots__ = ("_known", "_members", "raw")
+
+    def __init__(self, raw: bytes, known: _Known | None, members: Mapping[str, msgspec.Raw] | None) -> None:
+        self.raw = raw
+        self._known = known
+        self._members = members
+
+    @property
+    def members(self) -> Mapping[str, msgspec.Raw]:
+        """Every member, in order; costs a scan of the body the first time."""
+        if self._members is None:
+            self._members = _MEMBERS.decode(self.raw)
+        return self._members
+
+    def get(self, name: str) -> msgspec.Raw | None:
+        """A member's value as it stands in the body, or None when it is absent."""
+        if self._known is None or name not in KNOWN:
+            return self.members.get(name)
+        value: msgspec.Raw = getattr(self._known, name)
+        return value if memoryview(value).nbytes else None
 
     def has(self, name: str) -> bool:
         """Whether the member is there and not null."""
-        value = self.members.get(name)
-        return value is not None and bytes(value) != b"null"
+        if name == "messages" and self._known is not None and self._known.messages is not None:
+            return True
+        value = self.get(name)
+        return value is not None and not (self.size(name) == len(b"null") and bytes(value) == b"null")
 
     def value(self, name: str) -> Any:
         """The member decoded, or None when it is absent or null. Meant for small members."""
-        value = self.members.get(name)
+        value = self.get(name)
         return None if value is None else _ANY.decode(value)
 
     def items(self, name: str) -> list[msgspec.Raw]:
-        """The elements of an array member, undecoded; raises `msgspec.ValidationError` if it is no array."""
-        return _ITEMS.decode(self.members[name])
+        """The elements of an array member, undecoded. Raises `msgspec.ValidationError` if it is no array."""
+        if name == "messages" and self._known is not None and self._known.messages is not None:
+            return self._known.messages
+        return _ITEMS.decode(self.get(name) or b"null")
 
     def kind(self, name: str) -> str:
         """The first character of a member's value (`[`, `{`, `"`, a digit, ...); empty when it is absent."""
-        value = self.members.get(name)
+        value = self.get(name)
         return "" if value is None else chr(memoryview(value)[0])
 
     def size(self, name: str) -> int:
         """Bytes of a member's value; 0 when it is absent."""
-        value = self.members.get(name)
+        value = self.get(name)
         return 0 if value is None else memoryview(value).nbytes
 
 
 def parse(raw: bytes) -> Body:
-    """Decode one level of a request body. Raises `NotJson` or `NotAnObject`."""
+    """Check a request body and find its members, in one scan. Raises `NotJson` or `NotAnObject`."""
     try:
-        return Body(raw, _MEMBERS.decode(raw))
+        return Body(raw, _KNOWN.decode(raw), None)
+    except msgspec.ValidationError:
+        return _parse_members(raw)  # `messages` is no array: the caller says so, naming the field
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise NotJson(f"the request body is not valid JSON: {error}") from error
+
+
+def _parse_members(raw: bytes) -> Body:
+    try:
+        return Body(raw, None, _MEMBERS.decode(raw))
     except msgspec.ValidationError as error:
         raise NotAnObject("the request body must be a JSON object") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotJson(f"the request body is not valid JSON: {error}") from error
 
 
-def splice(raw: bytes, edits: Sequence[Edit]) -> bytes:
-    """Apply edits that do not overlap; everything outside them stays byte for byte."""
+def splice(raw: bytes, edits: Sequence[Edit]) -> Pieces:
+    """Apply edits that do not overlap; everything outside them stays byte for byte, and is not copied."""
     parts: list[bytes | memoryview] = []
     position = 0
     view = memoryview(raw)
@@ -96,23 +187,28 @@ def splice(raw: bytes, edits: Sequence[Edit]) -> bytes:
         parts += (view[position : edit.start], edit.text)
         position = edit.end
     parts.append(view[position:])
-    return b"".join(parts)
+    return tuple(parts)
 
 
-def with_member(body: Body, name: str, value: bytes) -> bytes:
+def with_member(body: Body, name: str, value: bytes) -> Pieces:
     """The object's bytes with `name: value`: in place of the old value, else as a new last member.
 
     A replacement is read back: where repeated members have led it astray, the member is appended
     instead, and counts because it is the last of its name.
     """
-    span = _member_span(body, name) if name in body.members else None
+    span = _member_span(body, name) if body.get(name) is not None else None
     if span is not None:
         replaced = splice(body.raw, [Edit(*span, value)])
-        if bytes(_MEMBERS.decode(replaced).get(name, msgspec.Raw(b""))) == value:
+        if bytes(_MEMBERS.decode(b"".join(replaced)).get(name, _ABSENT)) == value:
             return replaced
     end = body.raw.rindex(b"}")
-    comma = b"," if body.members else b""
+    comma = b"" if _is_empty(body.raw[:end]) else b","
     return splice(body.raw, [Edit(end, end, comma + msgspec.json.encode(name) + b":" + value)])
+
+
+def _is_empty(head: bytes) -> bool:
+    """Whether the bytes before an object's last brace hold no member."""
+    return len(head) < 64 and head.strip(_WHITESPACE) == b"{"
 
 
 def _member_span(body: Body, name: str) -> tuple[int, int] | None:

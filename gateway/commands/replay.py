@@ -105,9 +105,10 @@ def _positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Play and print; 0 if every request was answered, 1 if one failed, 2 if nothing could be played."""
     try:
+        perturbations = parse_perturbations(args.perturb)
         sessions = read_sessions(args.files)
         tokenize = load_tokenizer(args.tokenizer)
-        return asyncio.run(_replay(args, sessions, tokenize))
+        return asyncio.run(_replay(args, sessions, perturbations, tokenize))
     except (Unusable, SessionError, BackendError, OSError, ValueError) as error:
         print(f"ctxgate replay: {error}", file=sys.stderr)
         return 2
@@ -134,10 +135,15 @@ def load_tokenizer(folder: Path | None) -> Tokenize | None:
         raise Unusable("--tokenizer needs the extra `twin`: pip install 'ctxgate[twin]'") from None
 
 
-async def _replay(args: argparse.Namespace, sessions: list[Session], tokenize: Tokenize | None) -> int:
+async def _replay(
+    args: argparse.Namespace,
+    sessions: list[Session],
+    perturbations: frozenset[Perturbation],
+    tokenize: Tokenize | None,
+) -> int:
     key = args.key or os.environ.get(args.key_env)
     async with Backend(args.to, key) as backend:
-        setup = await prepare(backend, args)
+        setup = await prepare(backend, args, perturbations)
         requests = sum(min(s.requests, setup.plan.max_requests or s.requests) for s in sessions)
         progress = Progress(sys.stderr, requests)
         oracle = PrefixOracle(setup.block_size)
@@ -155,7 +161,9 @@ async def _replay(args: argparse.Namespace, sessions: list[Session], tokenize: T
     return 1 if summarize(player.played).failed else 0
 
 
-async def prepare(backend: Backend, args: argparse.Namespace) -> Setup:
+async def prepare(
+    backend: Backend, args: argparse.Namespace, perturbations: frozenset[Perturbation]
+) -> Setup:
     """Ask the server what the arguments leave open. Raises `BackendError` or `Unusable`."""
     model = _choose(await backend.models(), args.model)
     reported = None if args.block_size else await backend.block_size()
@@ -165,7 +173,7 @@ async def prepare(backend: Backend, args: argparse.Namespace) -> Setup:
         stream=args.stream,
         max_tokens=args.max_tokens,
         task_prefix=args.task_prefix,
-        perturbations=parse_perturbations(args.perturb),
+        perturbations=perturbations,
         max_requests=args.max_requests,
         max_context=args.max_context or model.max_model_len,
         concurrency=args.concurrency,

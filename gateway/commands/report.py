@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway import report
+from ctxgate.gateway.config_load import load
 from ctxgate.gateway.ledger import EVERYTHING, FILTERS, GROUPINGS, LedgerError
 from ctxgate.gateway.stores.reader import LedgerReader
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         now = datetime.fromtimestamp(time.time(), UTC)
         since_us = 0 if args.since is None else instant_us(args.since, now)
         until_us = None if args.until is None else instant_us(args.until, now)
-        path = args.db if args.db is not None else _configured(args.config or _DEFAULT_CONFIG)
+        path = args.db if args.db is not None else load(args.config or _DEFAULT_CONFIG).store
         where = {column: getattr(args, column) for column in FILTERS if getattr(args, column) is not None}
         with LedgerReader(path) as ledger, ledger.snapshot():
             rows = ledger.report(args.by, where=where, since_us=since_us, until_us=until_us)
@@ -78,9 +79,3 @@ def instant_us(text: str, now: datetime) -> int:
 def _microseconds(moment: datetime) -> int:
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
-
-
-def _configured(path: Path) -> Path:
-    from ctxgate.gateway.config_load import load  # `--db` works without it
-
-    return load(path).store

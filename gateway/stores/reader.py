@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _GROUPS: Final = {
-    EVERYTHING: ("'everything'",),
+    EVERYTHING: (f"'{EVERYTHING}'",),
     "task": ("organisation", "team", "key_id", "task"),
     "team": ("organisation", "team"),
     "pool": ("pool",),

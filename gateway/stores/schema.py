@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID: Final = 0x63747867  # "ctxg", in the file's header
+MAX_LOG_PAGES: Final = 20_000  # 80 MB; the usual checkpoint comes long before, off the writer's thread
 
 _COUNTS: Final = ("uncached", "cached", "output", "reasoning", "written", "prompt_total")
 
@@ -86,8 +87,9 @@ def connect(path: Path, *, busy_timeout_s: float, synchronous: str) -> sqlite3.C
         if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise SchemaMismatch(f"{path}: this file system does not support SQLite's WAL mode")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {MAX_LOG_PAGES}")
         migrate(connection, str(path))
+        connection.execute("PRAGMA busy_timeout = 0")  # from here on the writer itself waits
     except BaseException:
         connection.close()
         raise

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ctxgate.gateway.ledger import LedgerClosed, LedgerUnavailable
 from ctxgate.gateway.stores import recovery, schema, spill
+from ctxgate.gateway.stores.checkpoint import Checkpointer
 from ctxgate.gateway.stores.incarnation import Incarnation
 from ctxgate.gateway.stores.reader import LedgerReader
 from ctxgate.gateway.stores.writer import RETRY_DELAYS_S, Writer
@@ -61,11 +62,14 @@ class SqliteLedger:
         except BaseException:
             self._process.end()
             raise
+        self._checkpointer = Checkpointer(path)
         own_spill = self._spill_folder / self._process.name
         self._writer = Writer(
             connection,
             self._process.name,
+            committed=self._checkpointer.count,
             spill=partial(spill.write, own_spill),
+            busy_timeout_s=busy_timeout_s,
             retry_delays_s=retry_delays_s,
         )
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="ledger-reader")
@@ -160,6 +164,7 @@ class SqliteLedger:
         with self._recovery:
             self._reports.shutdown()
             self._reader.close()  # before the writer's connection, which tidies up as the last one
+            self._checkpointer.stop()
             self._writer.stop()
             self._process.end()
 

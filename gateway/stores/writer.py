@@ -35,6 +35,7 @@ _Future: TypeAlias = "asyncio.Future[Any]"  # None for an opening, bool for a se
 
 MAX_BATCH: Final = 1_000  # operations per transaction; bounds how long others wait for the write lock
 MAX_REFUSED: Final = 65_536  # refused openings kept for a settlement that may still come
+CONTENTION_PAUSE_S: Final = 0.0002
 RETRY_DELAYS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0)  # the last one repeats
 _EXISTING: Final = f"SELECT {', '.join(OPENED_COLUMNS)} FROM attempts WHERE attempt_id = ?"  # noqa: S608  # names
 _BAD_CONTENTS: Final = (
@@ -42,9 +43,10 @@ _BAD_CONTENTS: Final = (
     sqlite3.DataError,
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
+    AttributeError,
     OverflowError,
-    ValueError,
     TypeError,
+    ValueError,
 )
 
 
@@ -82,12 +84,16 @@ class Writer:
         connection: sqlite3.Connection,
         incarnation: str,
         *,
+        committed: Callable[[int], None],
         spill: Callable[[list[Spilled]], None],
+        busy_timeout_s: float,
         retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
     ) -> None:
         self._connection = connection
         self._incarnation = incarnation
+        self._committed = committed
         self._spill = spill
+        self._busy_timeout_s = busy_timeout_s
         self._retry_delays_s = retry_delays_s
         self._queue: SimpleQueue[_Operation | _Stop] = SimpleQueue()
         self._backlog: deque[_Operation] = deque()
@@ -130,9 +136,8 @@ class Writer:
     def _run(self) -> None:
         while self._backlog or not self._stopping:
             self._gather()
-            if self._backlog:
-                self._write_batch()
-            if self._stopping and self._consecutive_failures:
+            refused = bool(self._backlog) and not self._write_batch()
+            if refused and self._stopping and self._backlog:
                 self._spill_backlog()
         self._connection.close()
 
@@ -160,21 +165,42 @@ class Writer:
         else:
             self._backlog.append(operation)
 
-    def _write_batch(self) -> None:
+    def _write_batch(self) -> bool:
+        """Take the next batch off the backlog and write it; False where the store refused it."""
         first = self._backlog[0]
         if isinstance(first, _Call):
             self._backlog.popleft()
             self._run_call(first)
-            return
+            return True
         batch = self._take_batch()
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin()
             results = [self._apply(operation) for operation in batch]
             self._connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001  # a dead writer hangs every request
             self._fail(batch, error)
-        else:
-            self._succeed(batch, results)
+            return False
+        self._succeed(batch, results)
+        self._committed(len(batch))
+        return True
+
+    def _begin(self) -> None:
+        """Take the write lock, for which other processes compete.
+
+        SQLite's own busy handler backs off to 100 ms between tries and starves beside a busy process, so
+        the connection has none: this one asks again after a fraction of a usual transaction.
+        """
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() >= deadline:
+                    raise
+                time.sleep(CONTENTION_PAUSE_S)
+            else:
+                return
 
     def _take_batch(self) -> list[_Open | _Settle]:
         batch: list[_Open | _Settle] = []
@@ -255,7 +281,7 @@ class Writer:
         if not call.future.set_running_or_notify_cancel():
             return
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin()
             result = call.function(self._connection)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:

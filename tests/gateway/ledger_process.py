@@ -8,9 +8,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ledgers import opened, price, settled
-
 from ctxgate.gateway.stores.sqlite import SqliteLedger
+from ledgers import opened, price, settled
 
 
 def tell(line: str) -> None:

@@ -28,7 +28,8 @@ def test_check_prints_one_line_per_problem_and_fails(file: Path, capsys: pytest.
     assert main(["check", "-c", str(file)]) == 1
     out, err = capsys.readouterr()
     assert out == (
-        f"{file}:16:1: x: is not a known field; known are listen, store, limits, pools, models, teams, keys, docs\n"
+        f"{file}:16:1: x: is not a known field; known are listen, store, limits, pools, models, teams, keys, "
+        "docs\n"
         f"{file}:17:1: lisen: is not a known field; did you mean listen?\n"
     )
     assert err == "2 problems\n"
@@ -51,23 +52,10 @@ def test_check_prints_problems_as_json(file: Path, capsys: pytest.CaptureFixture
     }
 
 
-def test_check_sums_a_valid_file_up(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAST_KEY", "upstream-value-7261")
-    file.write_text(
-        'listen: {host: "::1", port: 9000}\n'
-        + edited("    replicas: [{name", "    api_key_env: FAST_KEY\n    abort: false\n    replicas: [{name")
-    )
-    assert main(["check", "-c", str(file)]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert (
-        out
-        == f"""\
+SUMMARY = """\
 {file} is valid
   listen  http://[::1]:9000
-  ledger  {file.parent / "ctxgate.db"}
+  ledger  {store}
 
 pools (US dollars per million tokens)
   standard
@@ -89,8 +77,30 @@ keys
   id           team      organisation
   research-ci  research  acme
 """
+
+
+@pytest.fixture
+def full(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A valid file with an upstream key in the environment."""
+    monkeypatch.setenv("FAST_KEY", "upstream-value-7261")
+    more = "    api_key_env: FAST_KEY\n    abort: false\n"
+    file.write_text(
+        'listen: {host: "::1", port: 9000}\n' + edited("    replicas: [{name", more + "    replicas: [{name")
     )
-    assert main(["check", "-c", str(file), "--json"]) == 0
+    return file
+
+
+def test_check_sums_a_valid_file_up(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "-c", str(full)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out == SUMMARY.format(file=full, store=full.parent / "ctxgate.db")
+
+
+def test_check_sums_a_valid_file_up_as_json_without_secrets_and_hashes(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "-c", str(full), "--json"]) == 0
     printed = capsys.readouterr().out
     assert "upstream-value-7261" not in printed
     assert DIGEST not in printed

@@ -161,7 +161,7 @@ def test_mappings_cannot_be_changed() -> None:
     config = read_text(VALID).config
     for mapping in (config.pools, config.models, config.teams):
         with pytest.raises(TypeError):
-            mapping["new"] = None  # type: ignore[index]
+            mapping["new"] = None  # type: ignore[index] # the type forbids it too
 
 
 def test_load_reads_a_file_and_puts_the_ledger_beside_it(

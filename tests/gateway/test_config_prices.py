@@ -20,9 +20,9 @@ def with_rates(rates: str) -> str:
     return edited(RATES_FAST, rates + "\n")
 
 
-def with_price(uncached: str, cached: str = "0") -> str:
+def with_price(uncached: str, cached: str = "0", effective: str = "2026-01-01") -> str:
     return with_rates(
-        f"rates: {{effective: 2026-01-01, usd_per_million_uncached: {uncached},\n"
+        f"rates: {{effective: {effective}, usd_per_million_uncached: {uncached},\n"
         f"      usd_per_million_cached: {cached}, usd_per_million_output: 10}}"
     )
 
@@ -67,10 +67,10 @@ def test_gateways_a19_one_call_at_a_price_per_million_costs_what_it_should() -> 
 
 
 def test_gateways_a19_a_field_without_its_unit_is_refused() -> None:
-    (only, missing) = problems(with_price("1").replace("usd_per_million_uncached: 1,", "input: 2.5,"))
+    missing, only = problems(with_price("1").replace("usd_per_million_uncached: 1,", "input: 2.5,"))
+    assert (missing.field, missing.message) == ("pools.fast.rates.usd_per_million_uncached", "is missing")
     assert only.field == "pools.fast.rates.input"
     assert only.message.startswith("the unit stands in the name: usd_per_million_uncached,")
-    assert (missing.field, missing.message) == ("pools.fast.rates.usd_per_million_uncached", "is missing")
 
 
 def test_a_price_per_token_in_a_field_per_million_is_a_warning() -> None:
@@ -118,7 +118,10 @@ def test_cached_above_uncached_is_an_error_also_in_a_tier() -> None:
     assert only.field == "pools.fast.rates.usd_per_million_cached"
     assert only.message.startswith("is above usd_per_million_uncached")
     assert read_text(with_price("1", cached="1")).config.pools["fast"].rates.versions[0][0].cached == 10**9
-    tier = "{above_prompt_tokens: 9, usd_per_million_uncached: 1, usd_per_million_cached: 2, usd_per_million_output: 3}"
+    tier = (
+        "{above_prompt_tokens: 9, usd_per_million_uncached: 1, usd_per_million_cached: 2, "
+        "usd_per_million_output: 3}"
+    )
     (only,) = problems(with_price("1").replace("output: 10}", f"output: 10, tiers: [{tier}]}}"))
     assert only.field == "pools.fast.rates.tiers[0].usd_per_million_cached"
 
@@ -191,23 +194,21 @@ def test_tiers_rise_from_above_zero(edges: tuple[str, ...], fields: list[str]) -
     "written", ["2026-13-01", "2026-02-30", "01.02.2026", "20260101", "2026-W01-1", "soon", "2026"]
 )
 def test_days_that_are_none(written: str) -> None:
-    (only,) = problems(with_price("1").replace("2026-01-01", written))
+    (only,) = problems(with_price("1", effective=written))
     assert only.field == "pools.fast.rates.effective"
 
 
 @pytest.mark.parametrize("written", ["2026-02-28", '"2026-02-28"'])
 def test_days(written: str) -> None:
-    config = read_text(
-        with_price("1").replace(
-            "effective: 2026-01-01, usd_per_million_uncached: 1,",
-            f"effective: {written}, usd_per_million_uncached: 1,",
-        )
-    ).config
+    config = read_text(with_price("1", effective=written)).config
     assert config.pools["fast"].rates.versions[0][0].effective == date(2026, 2, 28)
 
 
 def test_two_versions_of_one_day_are_an_error_and_a_late_start_is_a_warning() -> None:
-    version = "{effective: 2026-09-01, usd_per_million_uncached: 1, usd_per_million_cached: 0, usd_per_million_output: 1}"
+    version = (
+        "{effective: 2026-09-01, usd_per_million_uncached: 1, usd_per_million_cached: 0, "
+        "usd_per_million_output: 1}"
+    )
     (only,) = problems(with_rates(f"rates:\n    - {version}\n    - {version}"))
     assert (only.line, only.field, only.message) == (
         10,

@@ -76,7 +76,7 @@ def test_the_hash_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("field", ["key", "secret", "token", "api_key", "value", "password"])
 def test_fields_that_would_hold_a_secret_point_to_the_hash(field: str) -> None:
-    (only, missing) = problems(edited(f"sha256: {DIGEST}", f"{field}: {SECRET}"))
+    missing, only = problems(edited(f"sha256: {DIGEST}", f"{field}: {SECRET}"))
     assert (missing.field, missing.message) == ("keys[0].sha256", "is missing")
     assert only.field == f"keys[0].{field}"
     assert only.message.startswith("a secret never stands in this file; give its hash as sha256")

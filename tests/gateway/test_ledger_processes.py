@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from ledgers import opened, price, settled
 
 from ctxgate.gateway.stores.sqlite import SqliteLedger
+from ledgers import opened, price, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ async def test_recovery_while_another_process_works_takes_only_the_dead_ones_att
 async def test_two_processes_write_one_file_without_losing_a_row(gateways: Gateways) -> None:
     processes = [gateways.start(name, attempts=1_500, concurrency=16) for name in ("a", "b")]
     ledger = SqliteLedger(gateways.database, price=price)  # a third one, in this process
-    assert await ledger.open(opened("c-0")) is None
+    await ledger.open(opened("c-0"))
     assert await ledger.settle(settled("c-0")) is True
     for process in processes:
         assert process.stdout is not None

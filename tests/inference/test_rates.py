@@ -86,7 +86,13 @@ def test_gateways_a16_tier_goes_by_the_whole_prompt_and_replaces_every_rate(
 
 def test_gateways_a16_highest_of_several_tiers_wins() -> None:
     tiers = card(rates(1, 0.1, 2), rates(2, 0.2, 4, above=100), rates(3, 0.3, 6, above=1_000))
-    assert [rates_at(tiers, DAY, n).uncached // DOLLAR for n in (0, 100, 101, 1_000, 1_001)] == [1, 1, 2, 2, 3]
+    assert [rates_at(tiers, DAY, n).uncached // DOLLAR for n in (0, 100, 101, 1_000, 1_001)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
 
 
 def test_gateways_a17_an_estimate_is_priced_by_the_function_that_prices_the_ledger() -> None:

@@ -118,9 +118,24 @@ def test_two_places_that_disagree_are_noted_and_the_detail_counts() -> None:
 
 def test_gateways_a14_iterations_are_summed() -> None:
     steps = [
-        {"input_tokens": 10, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 7, "output_tokens": 3},
-        {"input_tokens": 20, "cache_read_input_tokens": 200, "cache_creation_input_tokens": 5, "output_tokens": 4},
-        {"input_tokens": 1, "cache_read_input_tokens": 307, "cache_creation_input_tokens": 0, "output_tokens": 5},
+        {
+            "input_tokens": 10,
+            "cache_read_input_tokens": 100,
+            "cache_creation_input_tokens": 7,
+            "output_tokens": 3,
+        },
+        {
+            "input_tokens": 20,
+            "cache_read_input_tokens": 200,
+            "cache_creation_input_tokens": 5,
+            "output_tokens": 4,
+        },
+        {
+            "input_tokens": 1,
+            "cache_read_input_tokens": 307,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 5,
+        },
     ]
     parsed = parse_usage({**steps[0], "iterations": steps}, "exclusive")
     assert parsed.anomalies == ()
