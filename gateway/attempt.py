@@ -72,6 +72,7 @@ class Attempt:
         self._inbound = held.routed.planned.allowed.identified.inbound
         self._done_event = b""
         self._costed = False
+        self._text_bytes = 0
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
     async def run(self) -> Answered:
@@ -136,6 +137,7 @@ class Attempt:
         """An answer in one piece: settled before it is sent, so that its price can be told."""
         body = await response.body(MAX_ANSWER_BYTES)
         facts = finish_facts(body)
+        self._text_bytes = facts.text_bytes
         metered = metering.usage_of_answer(facts, self._terms.dialect, self._inbound.surface, self._basis())
         usage = self._noted(metered)
         outcome = Outcome.CLIENT_DISCONNECTED if self._reply.gone else Outcome.COMPLETED
@@ -208,6 +210,7 @@ class Attempt:
         if self._reply.gone and ended is not Ending.ERROR:
             outcome = Outcome.CLIENT_DISCONNECTED
         reason = metering.finish_reason(reader.finish_reasons)
+        self._text_bytes = reader.text_bytes
         answered = self._settle(outcome, 200, reason, self._usage_of(reader))
         if reader.system_fingerprint is not None:
             self._record.fingerprint = reader.system_fingerprint
@@ -231,7 +234,14 @@ class Attempt:
             return self._settle(Outcome.CLIENT_DISCONNECTED, None, None, self._usage_so_far())
         self.refusal = None
         timed_out = isinstance(error, TimeoutError)
-        answered = self._settle(Outcome.UNREACHABLE, None, None, NOTHING_KNOWN, retriable=not timed_out)
+        answered = self._settle(
+            Outcome.UNREACHABLE,
+            None,
+            None,
+            NOTHING_KNOWN,
+            retriable=not timed_out,
+            connection_lost=isinstance(error, Dropped),
+        )
         if timed_out:
             raise Refused(Kind.UPSTREAM_TIMEOUT, "The model server did not answer in time.")
         return answered
@@ -244,6 +254,7 @@ class Attempt:
         usage: Usage,
         *,
         retriable: bool = False,
+        connection_lost: bool = False,
     ) -> Answered:
         """Book the attempt. The only place that does, and the first call is the only one that counts."""
         if self._answered is not None:
@@ -251,7 +262,9 @@ class Attempt:
         now_us = self._services.now_us()
         total_us = now_us - self._row.opened_at_us
         charge = self._charge(usage)
-        answered = Answered(self._held, outcome, status, reason, self._ttft_us, usage, retriable)
+        answered = Answered(
+            self._held, outcome, status, reason, self._ttft_us, usage, retriable, connection_lost
+        )
         self._answered = answered
         row = AttemptSettled(
             self._row.attempt_id, outcome, status, reason, self._ttft_us, total_us, now_us, usage, charge
@@ -292,7 +305,7 @@ class Attempt:
         return metering.Basis(
             self._row.estimated_prompt_tokens,
             self._row.predicted_cached_tokens,
-            self._services.output_ratio(self._row.model),
+            self._services.output_ratios.of(self._row.model),
         )
 
     def _learn(self, usage: Usage) -> None:
@@ -300,7 +313,9 @@ class Attempt:
         if usage.cached.certainty is Certainty.MEASURED and usage.cached.value:
             self._record.reports_cached = True
         if usage.uncached.certainty is Certainty.MEASURED and usage.prompt:
-            self._services.learn_prompt(self._row.model, self._row.body_bytes, usage.prompt)
+            self._services.prompt_ratios.learn(self._row.model, self._row.body_bytes, usage.prompt)
+        if usage.output.certainty is Certainty.MEASURED and usage.output.value and self._text_bytes:
+            self._services.output_ratios.learn(self._row.model, self._text_bytes, usage.output.value)
 
     def headers(self) -> Headers:
         """What the client is told beside the answer: its request id, and where the call went."""

@@ -113,7 +113,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How the attempt ended. `retriable`: no byte reached the client and another try may help."""
+    """How the attempt ended.
+
+    `retriable`: no byte reached the client and another try may help. `connection_lost`: the connection
+    broke after the request went out and before any answer, as an idle one does that the server was just
+    closing; then the same replica is worth one more try.
+    """
 
     held: Held
     outcome: Outcome
@@ -122,6 +127,7 @@ class Answered:
     ttft_us: int | None
     usage: Usage
     retriable: bool = False
+    connection_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

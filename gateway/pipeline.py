@@ -46,6 +46,7 @@ class Pipeline:
         allowed = self.allow(identified)
         planned = self.plan(allowed)
         tried: list[str] = []
+        lost: set[str] = set()
         attempt: Attempt | None = None
         for number in range(1, self.services.config.limits.max_attempts + 1):
             routed = self.route(planned, tried)
@@ -55,7 +56,10 @@ class Pipeline:
             answered = await attempt.run()
             if not answered.retriable:
                 return
-            tried.append(routed.replica.name)
+            if answered.connection_lost and routed.replica.name not in lost:
+                lost.add(routed.replica.name)
+            else:
+                tried.append(routed.replica.name)
         await last_word(attempt, reply)
 
     def allow(self, identified: Identified) -> Allowed:
@@ -116,7 +120,7 @@ class Pipeline:
             body_bytes=size,
             opened_at_us=self.services.now_us(),
             estimated_prompt_tokens=estimate_prompt_tokens(
-                size, self.services.prompt_ratio(inbound.model)
+                size, self.services.prompt_ratios.of(inbound.model)
             ).value,
         )
         return Held(routed, opened)

@@ -33,6 +33,21 @@ def random_id() -> str:
     return secrets.token_hex(16)
 
 
+class Ratios:
+    """Bytes per token of each model, as measured so far."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, TokenRatio] = {}  # keyed by configured names, so it is bounded
+
+    def of(self, model: str) -> TokenRatio:
+        """The ratio to estimate with."""
+        return self._by_model.get(model, _UNMEASURED)
+
+    def learn(self, model: str, size: int, tokens: int) -> None:
+        """Note a text of `size` bytes that measured `tokens`."""
+        self._by_model[model] = self.of(model).updated(size, tokens)
+
+
 @dataclass(slots=True)
 class Services:
     """The gateway's working parts. `background` holds tasks that outlive the step that began them."""
@@ -46,19 +61,8 @@ class Services:
     now_us: Callable[[], int] = unix_us
     new_id: Callable[[], str] = random_id
     background: set[asyncio.Task[object]] = field(default_factory=set)
-    _prompt_ratios: dict[str, TokenRatio] = field(default_factory=dict)
-
-    def prompt_ratio(self, model: str) -> TokenRatio:
-        """Bytes of a request body per prompt token of a model, as measured so far."""
-        return self._prompt_ratios.get(model, _UNMEASURED)
-
-    def output_ratio(self, model: str) -> TokenRatio:
-        """Bytes of text per output token of a model."""
-        return self._prompt_ratios.get(model, _UNMEASURED)
-
-    def learn_prompt(self, model: str, body_bytes: int, tokens: int) -> None:
-        """Note a measured prompt. `model` is a configured name, so the table is bounded."""
-        self._prompt_ratios[model] = self.prompt_ratio(model).updated(body_bytes, tokens)
+    prompt_ratios: Ratios = field(default_factory=Ratios)
+    output_ratios: Ratios = field(default_factory=Ratios)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run something beside the request that needs it; waited for at shutdown."""

@@ -33,15 +33,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it; 2 when the configuration cannot be used."""
-    from ctxgate.gateway.config_load import load  # noqa: PLC0415 - a command pays only for what it uses
+    """Serve until a signal ends it; 2 when the configuration or the address cannot be used."""
+    from ctxgate.gateway.config_load import read  # noqa: PLC0415 - a command pays only for what it uses
     from ctxgate.gateway.config_yaml import ConfigError  # noqa: PLC0415 - as above
 
     try:
-        config = load(Path(args.config))
+        loaded = read(Path(args.config))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    config = loaded.config
     logging.basicConfig(
         level=args.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

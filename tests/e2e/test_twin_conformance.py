@@ -140,6 +140,7 @@ def rendered(renderer: PromptRenderer, request: Request) -> list[int]:
 
 
 HELLO: Final = [{"role": "user", "content": "hello there"}]
+IMAGE: Final = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}
 LOOK: Final = [{"type": "function", "function": {"name": "look"}}]
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -228,7 +229,7 @@ REFUSED: Final = [
     (CHAT, {"model": "tiny", "messages": HELLO, "top_logprobs": 2}),
     (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "x y " * 4 * WINDOW}]}),
     (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "x y " * WINDOW}]}),
-    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": [IMAGE]}]}),
     (CHAT, b"{nope"),
     (CHAT, b"[1]"),
     (CHAT, b""),
