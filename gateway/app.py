@@ -24,6 +24,7 @@ from ctxgate.gateway.services import Services, random_id
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.gateway.telemetry import Telemetry
 from ctxgate.inference import rates
+from ctxgate.inference.chat_stream import error_event
 from ctxgate.inference.client import UpstreamClient
 from ctxgate.inference.probe import probe
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from ctxgate.inference.usage import Usage
 
 log = logging.getLogger(__name__)
+_BROKEN_OFF: Final = error_event(
+    "The gateway failed inside this answer.", kind="server_error", code="internal_error"
+)
 PROBE_EVERY_S: Final = 2.0
 PROBE_TIMEOUT_S: Final = 2.0
 
@@ -88,7 +92,7 @@ class Application:
                 internal = Refused(Kind.INTERNAL, "The gateway failed to handle this request.")
                 await reply.refuse(internal, [(b"x-request-id", request_id.encode())])
             else:
-                await reply.end()
+                await reply.end(_BROKEN_OFF if reply.streams else b"")
         finally:
             reply.unwatch()
             services.telemetry.clients.dec()

@@ -46,7 +46,7 @@ _ABORT_AGAIN_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 _DURABLE_WITHIN_S: Final = 2.0
 _AFTER_DONE_S: Final = 2.0
 _DEADLINE_STEP_S: Final = 0.25
-_OVERLOAD: Final = frozenset({429, 503})
+OVERLOAD: Final = frozenset({429, 503})
 
 
 class Attempt:
@@ -72,6 +72,8 @@ class Attempt:
         self._inbound = held.routed.planned.allowed.identified.inbound
         self._done_event = b""
         self._costed = False
+        self._writing = False
+        self._headers_came = False
         self._text_bytes = 0
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
@@ -87,7 +89,7 @@ class Attempt:
             if self._aborter is not None:
                 self._aborter.cancel()
             if self._answered is None:  # a defect, or the gateway is being stopped
-                self._settle(Outcome.FAILED, None, None, self._usage_so_far())
+                self._settle(Outcome.FAILED, None, None, self._usage_of_a_failure())
 
     async def _exchange(self, opened: Awaitable[None]) -> Answered:
         limits = self._services.config.limits
@@ -100,6 +102,7 @@ class Attempt:
                 if self._reply.gone:
                     self._client_gone()
                 async with await self._services.client.open(url, body, headers) as response:
+                    self._headers_came = True
                     self._wait_at_most(limits.idle_timeout_s)
                     await opened
                     return await self._relay(response)
@@ -124,10 +127,11 @@ class Attempt:
         """The engine's own error: overload and faults may be tried elsewhere, the rest is the client's."""
         body = await response.body(MAX_ERROR_BYTES)
         self.refusal = pass_on(response.status, body)
-        if response.status in _OVERLOAD:
+        if response.status in OVERLOAD:
             return self._settle(Outcome.OVERLOADED, response.status, None, NOTHING_USED, retriable=True)
-        if response.status >= 500:
-            return self._settle(Outcome.UPSTREAM_ERROR, response.status, None, NOTHING_KNOWN, retriable=True)
+        if self.refusal[0] >= 500:  # also a replica that refuses the gateway's key, or answers no JSON API
+            usage = NOTHING_KNOWN if response.status >= 500 else NOTHING_USED
+            return self._settle(Outcome.UPSTREAM_ERROR, response.status, None, usage, retriable=True)
         answered = self._settle(Outcome.REJECTED, response.status, None, NOTHING_USED)
         await self._durable()
         await self._reply.whole(self.refusal[0], [JSON, *self.headers()], self.refusal[1])
@@ -161,7 +165,9 @@ class Attempt:
         async for chunk in response.chunks():
             out = self._take(reader, chunk)
             if out:
+                self._writing = True
                 await self._reply.write(out)
+                self._writing = False
             self._wait_at_most(_AFTER_DONE_S if reader.done else idle_s)
         if tail := self._take_tail(reader):
             await self._reply.write(tail)
@@ -215,7 +221,7 @@ class Attempt:
         if reader.system_fingerprint is not None:
             self._record.fingerprint = reader.system_fingerprint
         await self._durable()
-        if ended is Ending.TRUNCATED:
+        if answered.outcome is Outcome.TRUNCATED:
             self._services.telemetry.truncated.labels(self._row.pool).inc()
             await self._reply.end(truncation_event())
         else:
@@ -223,7 +229,11 @@ class Attempt:
         return answered
 
     async def _broken(self, error: Exception) -> Answered:
-        """The replica gave no whole answer."""
+        """The replica gave no whole answer, or the client took none."""
+        if self._answered is not None and self._reader is None:
+            return self._answered  # booked in time; only its sending was late
+        if self._writing and isinstance(error, TimeoutError):
+            self._reply.gone = True  # it has taken nothing for the whole idle time: as good as gone
         if self._reader is not None:
             if self._reader.done:  # everything was said; only the connection's end is missing
                 return await self._stream_ended(self._reader, clean_eof=True)
@@ -240,7 +250,7 @@ class Attempt:
             None,
             NOTHING_KNOWN,
             retriable=not timed_out,
-            connection_lost=isinstance(error, Dropped),
+            connection_lost=isinstance(error, Dropped) and not self._headers_came,
         )
         if timed_out:
             raise Refused(Kind.UPSTREAM_TIMEOUT, "The model server did not answer in time.")
@@ -296,6 +306,12 @@ class Attempt:
             return self._usage_of(self._reader)
         return metering.nothing_reported(self._basis())
 
+    def _usage_of_a_failure(self) -> Usage:
+        try:
+            return self._usage_so_far()
+        except Exception:  # noqa: BLE001 - the defect may lie in the metering; the row is closed all the same
+            return NOTHING_KNOWN
+
     def _noted(self, metered: metering.Metered) -> Usage:
         for anomaly in metered.anomalies:
             self._services.telemetry.anomalies.labels(self._row.pool, anomaly).inc()
@@ -331,15 +347,13 @@ class Attempt:
         if self._deadline is None or self._reply.gone:
             return
         deadline = self._loop.time() + seconds
-        if (
-            abs(deadline - self._until) > _DEADLINE_STEP_S
-        ):  # not for every chunk: a timer costs more than that
+        if abs(deadline - self._until) > _DEADLINE_STEP_S:  # a timer for every chunk would cost more
             self._until = deadline
             self._deadline.reschedule(deadline)
 
     def _client_gone(self) -> None:
         """The client left: end the call at the engine, and stay for its usage."""
-        if self._deadline is None or self._answered is not None:
+        if self._deadline is None or self._answered is not None or self._deadline.expired():
             return
         limit = self._services.config.limits.abort_drain_s if self._abortable() else 0.0
         self._deadline.reschedule(self._loop.time() + limit)
@@ -361,7 +375,8 @@ class Attempt:
             if not await self._abort():
                 break
             await asyncio.sleep(delay)
-        if self._deadline is not None:  # this replica offers no abort: hang up, which ends the call there
+        # This replica offers no abort: hang up, which ends the call there.
+        if self._deadline is not None and self._answered is None and not self._deadline.expired():
             self._deadline.reschedule(self._loop.time())
 
     async def _abort(self) -> bool:
@@ -370,21 +385,5 @@ class Attempt:
 
     def _abort_in_background(self) -> None:
         """Make sure that nothing runs on at an engine whose answer was lost."""
-        if self._abortable():
+        if self._abortable() and self._aborter is None:
             self._services.spawn(self._abort())
-
-
-async def last_word(attempt: Attempt | None, reply: Reply) -> None:
-    """Tell the client that no attempt succeeded: the engine's own error if there was one."""
-    if reply.gone:
-        return
-    if attempt is None:
-        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No replica can be chosen for this model.", retry_after_s=2)
-    if attempt.refusal is None:
-        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No model server could be reached.", retry_after_s=2)
-    status, body = attempt.refusal
-    if status in _OVERLOAD:
-        raise Refused(
-            Kind.OVERLOADED, "The model servers have no room for this request now.", retry_after_s=2
-        )
-    await reply.whole(status, [JSON, *attempt.headers()], body)

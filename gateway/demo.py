@@ -156,10 +156,11 @@ def _priced(played: Played, rates: RateCard, day: date) -> Played:
 
 def comparison(compared: Sequence[Compared], *, color: bool) -> str:
     """The table, two rows per case, and what follows from it."""
-    rows = []
+    rows: list[list[str]] = []
     for each in compared:
-        rows.append([f"{each.case.label}: direct", *cells(each.direct)])
-        rows.append([f"{' ' * len(each.case.label)}  through ctxgate", *cells(each.through)])
+        rows.append([each.case.label, *[""] * len(HEADERS)])
+        rows.append(["  direct", *cells(each.direct)])
+        rows.append(["  through ctxgate", *cells(each.through)])
     return "\n".join((table(("", *HEADERS), rows, color=color), "", *(_verdict(each) for each in compared)))
 
 

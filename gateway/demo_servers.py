@@ -49,14 +49,26 @@ class Servers:
 
     async def start(self, name: str, arguments: Sequence[str], *, ready: str = "/health") -> str:
         """Start `ctxgate ARGUMENTS`, wait until the path `ready` answers 200, and return the URL."""
+        await self.spawn(name, arguments)
+        return await self.wait(name, ready)
+
+    async def spawn(self, name: str, arguments: Sequence[str]) -> None:
+        """Start `ctxgate ARGUMENTS` without waiting for it."""
         with self._log(name).open("wb") as output:
-            child = await asyncio.create_subprocess_exec(
-                *ctxgate_command(arguments), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            # In a session of its own: Ctrl-C reaches the demo alone, which ends its children in order.
+            self._children[name] = await asyncio.create_subprocess_exec(
+                *ctxgate_command(arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
-        self._children[name] = child
+
+    async def wait(self, name: str, ready: str = "/health") -> str:
+        """Wait until the path `ready` of a child answers 200; return its URL. Raises `ServerFailed`."""
         try:
             async with asyncio.timeout(_READY_WITHIN_S):
-                return await self._ready(name, child, ready)
+                return await self._ready(name, self._children[name], ready)
         except TimeoutError:
             raise ServerFailed(
                 f"{name} is not ready after {_READY_WITHIN_S:.0f} s\n{self._tail(name)}"
@@ -73,7 +85,7 @@ class Servers:
         raise ServerFailed(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
 
     async def first_to_end(self) -> str:
-        """Wait until a child ends by itself; returns what happened."""
+        """Wait until a child ends by itself; return what happened."""
         waits = {asyncio.ensure_future(child.wait()): name for name, child in self._children.items()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -42,13 +42,14 @@ class Reply:
     is sent, and `on_gone` has been called once.
     """
 
-    __slots__ = ("_receive", "_send", "_watcher", "ended", "gone", "on_gone", "started", "status")
+    __slots__ = ("_receive", "_send", "_watcher", "ended", "gone", "on_gone", "started", "status", "streams")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
         self.started = False
+        self.streams = False  # the answer is events, of which more may come
         self.ended = False
         self.status = 0  # 0 until headers went out
         self.gone = False
@@ -75,6 +76,7 @@ class Reply:
     async def start(self, status: int, headers: Headers) -> None:
         """Send the status line and headers."""
         self.started = True
+        self.streams = EVENT_STREAM[0] in headers
         self.status = status
         if not self.gone:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})

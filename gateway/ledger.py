@@ -30,6 +30,7 @@ class LedgerError(Exception):
      +-- LedgerClosed        a write after `close()`
      +-- UnknownAttempt      a settlement of an attempt that was never opened
      +-- AttemptConflict     an attempt id that was opened before with other contents
+     +-- InvalidRow          contents that the store cannot hold
      +-- SchemaMismatch      the file is not a ledger, or of a version this program cannot use
     """
 
@@ -48,6 +49,10 @@ class UnknownAttempt(LedgerError):
 
 class AttemptConflict(LedgerError):
     """An attempt id that was opened before with other contents: a defect of the caller."""
+
+
+class InvalidRow(LedgerError):
+    """Contents that the store cannot hold, such as an integer beyond 64 bits: a defect of the caller."""
 
 
 class SchemaMismatch(LedgerError):
@@ -157,7 +162,7 @@ class Ledger(Protocol):
         """Queue the opening row; the future resolves when it is durable.
 
         It raises LedgerUnavailable where the store did not take the row, and AttemptConflict where
-        the id was opened before with other contents. Cancelling the future does not undo the write.
+        the id was opened before with other contents, InvalidRow for contents that it cannot hold. Cancelling the future does not undo the write.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ctxgate.inference.wire import Body
 
 _ABORTED: Final = "abort"
+_LIST: Final = 0x5B
+_SHOWN: Final = 64
+_TOKEN_IDS: Final = re.compile(rb"\[[ \t\r\n]*[-0-9]").match
 
 
 class _UsageMember(msgspec.Struct):
@@ -75,10 +79,14 @@ def terms_of(held: Held, *, reports_cached: bool, fingerprint: str | None) -> St
 
 
 def usage_of_answer(facts: FinishFacts, dialect: UsageDialect, surface: Surface, basis: Basis) -> Metered:
-    """What a whole answer used."""
+    """What a whole answer used.
+
+    vLLM counts a prompt with its first output token. So an aborted call without output was not counted,
+    also where no metrics say so: of several choices it gives none.
+    """
     parsed = dialect.parse(facts.usage)
     aborted = _ABORTED in facts.finish_reasons.values()
-    if aborted and never_scheduled(facts.usage, facts.metrics, metrics_expected=dialect.choices == 1):
+    if aborted and never_scheduled(facts.usage, facts.metrics):
         return Metered(NOTHING_USED)
     events = 0 if surface is Surface.EMBEDDINGS else len(facts.finish_reasons)
     return _filled(parsed, facts.text_bytes, events, basis)
@@ -89,11 +97,7 @@ def usage_of_stream(reader: StreamReader, dialect: UsageDialect, basis: Basis) -
     parsed = reader.usage()
     # vLLM ends a call aborted in the queue without any finish reason, and its usage names the prompt.
     idle = not reader.content_events and set(reader.finish_reasons.values()) <= {_ABORTED}
-    if (
-        idle
-        and reader.done
-        and never_scheduled(reader.meter.last_whole, reader.metrics, metrics_expected=dialect.choices == 1)
-    ):
+    if idle and reader.done and never_scheduled(reader.meter.last_whole, reader.metrics):
         return Metered(NOTHING_USED)
     return _filled(parsed, reader.text_bytes, reader.content_events, basis)
 
@@ -131,7 +135,8 @@ def with_cost(document: bytes, cost_nano: int) -> bytes:
 
 def prompt_count(body: Body) -> int:
     """How many prompts a completions call holds: a text or a list of token ids is one."""
-    if body.kind("prompt") != "[":
-        return 1
+    prompt = body.get("prompt")
+    if prompt is None or memoryview(prompt)[0] != _LIST or _TOKEN_IDS(bytes(memoryview(prompt)[:_SHOWN])):
+        return 1  # a million token ids are told by their beginning
     prompts = body.items("prompt")
     return len(prompts) if prompts and memoryview(prompts[0])[0] in b'"[' else 1

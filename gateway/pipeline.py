@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ctxgate.compression import plan as planning
 from ctxgate.gateway import identity
-from ctxgate.gateway.attempt import Attempt, last_word
+from ctxgate.gateway.attempt import OVERLOAD, Attempt
+from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Routed
 from ctxgate.gateway.inbound import check_engine_fields
@@ -124,3 +125,19 @@ class Pipeline:
             ).value,
         )
         return Held(routed, opened)
+
+
+async def last_word(attempt: Attempt | None, reply: Reply) -> None:
+    """Tell the client that no attempt succeeded: the engine's own error if there was one."""
+    if reply.gone:
+        return
+    if attempt is None:
+        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No replica can be chosen for this model.", retry_after_s=2)
+    if attempt.refusal is None:
+        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No model server could be reached.", retry_after_s=2)
+    status, body = attempt.refusal
+    if status in OVERLOAD:
+        raise Refused(
+            Kind.OVERLOADED, "The model servers have no room for this request now.", retry_after_s=2
+        )
+    await reply.whole(status, [JSON, *attempt.headers()], body)

@@ -15,13 +15,14 @@ from ctxgate.gateway.errors import Kind, Refused, body_of, envelope
 
 _OVERFLOW: Final = ("maximum context length", "longer than the maximum model length")
 _MAX_MESSAGE: Final = 2000
-_GATEWAYS_FAULT: Final = frozenset({401, 403, 407})
+_KEY_REFUSED: Final = frozenset({401, 403, 407})
 
 
 def pass_on(status: int, body: bytes) -> tuple[int, bytes]:
     """The status and body a client gets for an upstream's `status` and `body`."""
-    if status in _GATEWAYS_FAULT:
-        refused = Refused(Kind.UPSTREAM_BROKEN, "The model server refused the gateway's credentials.")
+    if status in _KEY_REFUSED or status < 400:
+        fault = "refused the gateway's credentials" if status >= 400 else "gave an answer that is none"
+        refused = Refused(Kind.UPSTREAM_BROKEN, f"The model server {fault}.")
         return refused.status, body_of(refused)
     try:
         document = msgspec.json.decode(body)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ctxgate.inference.chunk_fields import Choice, Fields
     from ctxgate.inference.sse import SseSplitter
-    from ctxgate.inference.usage_parse import ParsedUsage, RawUsage
+    from ctxgate.inference.usage_parse import ParsedUsage
 
 _NO_CHOICES: Final = b'"choices":[]'
 
@@ -186,11 +186,6 @@ class StreamReader:
     def first_content_seen(self) -> bool:
         """Whether any text of the model has come."""
         return self.content_events > 0
-
-    @property
-    def usage_raw(self) -> RawUsage:
-        """The last usage object as it came, or None."""
-        return self.meter.last
 
     def usage(self) -> ParsedUsage:
         """The usage as last reported. Of a stream cut short the output is only a lower bound: estimated."""

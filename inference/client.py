@@ -67,6 +67,8 @@ class UpstreamResponse:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, ConnectionError) as error:
+            if arrived := _unread(content):
+                yield arrived
             raise Dropped(type(error).__name__) from error
 
     async def body(self, limit: int) -> bytes:
@@ -90,6 +92,12 @@ class UpstreamResponse:
     async def __aexit__(self, *_: object) -> None:
         # A body read to its end has given its connection back already; one that was not is dropped.
         self._response.close()
+
+
+def _unread(content: aiohttp.StreamReader) -> bytes:
+    """What had arrived before a connection broke; aiohttp raises the error first and keeps it to itself."""
+    content.set_exception(None)  # type: ignore[arg-type] # the only way past it to the buffer
+    return content.read_nowait()
 
 
 class _InPieces(aiohttp.payload.Payload):
@@ -160,7 +168,11 @@ class UpstreamClient:
         payload = {"request_ids": list(request_ids)}
         try:
             async with self._session.post(
-                replica_url + _ABORT_PATH, json=payload, headers=headers, timeout=timeout
+                replica_url + _ABORT_PATH,
+                json=payload,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 await response.read()
                 return response.status == 200

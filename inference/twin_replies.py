@@ -110,6 +110,15 @@ class Reply(ABC):
     def _first_admission(self) -> Admission | None:
         return next((answer.admission for answer in self.answers if answer.admission), None)
 
+    def _last_admission(self) -> Admission | None:
+        """That of the last prompt's answer that ended last, which is what a whole body reports."""
+        ended = [
+            (answer.last_token, answer.index, answer.admission)
+            for answer in self.answers
+            if answer.prompt == self.answers[-1].prompt and answer.last_token is not None
+        ]
+        return max(ended, key=lambda entry: entry[:2])[2] if ended else None
+
     def _usage(self, prompts: Iterable[Sequence[int]], answers: Iterable[Answer]) -> Body:
         prompt = sum(map(len, prompts))
         completion = sum(len(answer.tokens) for answer in answers)
@@ -211,7 +220,7 @@ class ChatReply(Reply):
             "choices": [self._choice(answer) for answer in self.answers],
             "service_tier": None,
             "system_fingerprint": self.envelope.fingerprint,
-            "usage": self._full_usage(self._first_admission()),
+            "usage": self._full_usage(self._last_admission()),
             "prompt_logprobs": None,
             "prompt_token_ids": self._ids(self.prompts[0]),
             "prompt_text": None,
@@ -283,7 +292,6 @@ class CompletionReply(Reply):
         return self._stamped(chunk, delta.finish)
 
     def whole(self) -> Body:
-        last = self.answers[-1].admission
         return {
             "id": self.envelope.id,
             "object": "text_completion",
@@ -292,7 +300,7 @@ class CompletionReply(Reply):
             "choices": [self._choice(answer) for answer in self.answers],
             "service_tier": None,
             "system_fingerprint": self.envelope.fingerprint,
-            "usage": self._full_usage(last),
+            "usage": self._full_usage(self._last_admission()),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": self.metrics(),

@@ -27,8 +27,8 @@ _KEPT: Final = 3  # the first snapshot, the last, and one before it in case the 
 class UsageDialect:
     """How an upstream's usage is to be read for one call.
 
-    `choices` is how many choices the call asked for over all of its `prompts`. The others are
-    `parse_usage`'s.
+    `choices` is how many choices the call asked for over all of its `prompts`: n times their number.
+    The others are `parse_usage`'s.
     """
 
     convention: str = INCLUSIVE
@@ -43,7 +43,7 @@ class UsageDialect:
             raw,
             self.convention,
             cached_absent_is_zero=self.cached_absent_is_zero,
-            prompts=self.prompts,
+            choices=self.choices,
             window=self.window,
         )
 
@@ -69,12 +69,6 @@ class UsageMeter:
             kept[2] = raw
         else:
             kept.append(raw)
-
-    @property
-    def last(self) -> RawUsage:
-        """The last figure over the whole call; without any, the last of the first choice; or None."""
-        kept = self._whole or next(iter(self._running.values()), [])
-        return kept[-1] if kept else None
 
     @property
     def closed(self) -> bool:

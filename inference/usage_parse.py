@@ -87,25 +87,25 @@ def parse_usage(
     convention: str,
     *,
     cached_absent_is_zero: bool = False,
-    prompts: int = 1,
+    choices: int = 1,
     window: int | None = None,
 ) -> ParsedUsage:
     """Read one usage object; never raises on what an upstream sent.
 
     `convention` is "inclusive" or "exclusive". `cached_absent_is_zero` is for upstreams that are known
-    to report hits and leave a zero out. With several `prompts` in one call the cached figure is
-    unknown: vLLM's completions report that of a single prompt, the first or the last. A prompt longer
-    than the model's `window`, where that is given, is no prompt (relays report running sums) and rejects
-    the record.
+    to report hits and leave a zero out. Of a call with several `choices`, over all its prompts, the
+    cached figure is unknown: vLLM reports that of one of them, and with n > 1 even of a sibling that
+    hit what the first one had just written. A prompt longer than the model's `window`, where that is
+    given, is no prompt (relays report running sums) and rejects the record.
     """
     if convention not in (INCLUSIVE, EXCLUSIVE):
         raise ValueError(f"unknown usage convention: {convention!r}")
     record, fault = decode_object(raw)
     if record is None:
         return ParsedUsage(anomalies=(fault,)) if fault else ABSENT
-    reading = _Reading(convention, cached_absent_is_zero, cached_is_partial=prompts > 1)
+    reading = _Reading(convention, cached_absent_is_zero, cached_is_partial=choices > 1)
     usage = reading.all_iterations(record)
-    if usage is not None and window is not None and _less(window * prompts, usage.prompt):
+    if usage is not None and window is not None and _less(window * choices, usage.prompt):
         reading.anomalies.append("prompt_exceeds_window")
         usage = None
     unknown = tuple(sorted(reading.unknown_fields)[:_MAX_UNKNOWN_FIELDS])

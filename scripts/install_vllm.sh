@@ -3,6 +3,7 @@
 # Safe to interrupt and to repeat: the stamp is written after the engine has been imported.
 # Where it cannot be installed the tests that need it skip; with CI=true that is an error.
 set -euo pipefail
+trap 'exit 130' INT # a user who interrupts does not want the tests without vLLM
 
 target=$1
 version=0.32.0

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_TURNS: Final = 24
 _DEFAULT_BLOCK_SIZE: Final = 16
-_INTERRUPTED: Final = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if every request was answered, 1 if not, 2 if it could not be set up."""
+    """Run the demo; 0 if every request was answered, 1 if not, 2 if it could not be set up.
+
+    A signal before the tables gives 128 and its number, as in a shell.
+    """
     if args.turns < 1 or not 0 <= args.port < 2**16:
         print("ctxgate demo: --turns starts at 1, --port is a TCP port", file=sys.stderr)
         return 2
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _until_signal(args: argparse.Namespace) -> int:
-    """The demo, ended in order (its children too) by Ctrl-C or SIGTERM."""
+    """The demo, ended in order (its children too) by Ctrl-C, SIGTERM or a closed terminal."""
     demo = asyncio.ensure_future(_demo(args))
     received: list[int] = []
 
@@ -77,7 +79,7 @@ async def _until_signal(args: argparse.Namespace) -> int:
         received.append(number)
         demo.cancel()
 
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(each, end, each)
     try:
         return await demo
@@ -101,9 +103,17 @@ async def _demo(args: argparse.Namespace) -> int:
             code = await _print_ledger(folder)
             if not args.once and not failed and not code:
                 _print_invitation(stage)
-                print("ctxgate demo: " + await servers.first_to_end(), file=sys.stderr)
-                return 1
+                return await _serve_on(servers)
     return 1 if failed or code else 0
+
+
+async def _serve_on(servers: Servers) -> int:
+    """Wait for a signal, which is the way to end a demo that has shown its tables."""
+    try:
+        print("ctxgate demo: " + await servers.first_to_end(), file=sys.stderr)
+    except asyncio.CancelledError:
+        return 0
+    return 1
 
 
 def _work(turns: int) -> Session:
@@ -116,12 +126,10 @@ def _work(turns: int) -> Session:
 
 async def _set_up(servers: Servers, folder: Path, port: int, tokenize: PromptCounter) -> Stage:
     """Start twins and gateway and ask them what they are."""
-    names = list(MODELS)
-    urls = await asyncio.gather(
-        *(servers.start(name, ["twin", "--profile", name, "--port", "0"]) for name in names)
-    )
-    twins = dict(zip(names, urls, strict=True))
-    async with Backend(urls[0]) as backend:
+    for name in MODELS:
+        await servers.spawn(name, ["twin", "--profile", name, "--port", "0"])
+    twins = {name: await servers.wait(name) for name in MODELS}
+    async with Backend(twins["standard"]) as backend:
         served = (await backend.models())[0]
         block_size = await backend.block_size()
     secret, digest = new_key(secrets.token_bytes(RANDOM_BYTES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -64,8 +65,19 @@ def run(args: argparse.Namespace) -> int:
     host, bound = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"ctxgate listening on http://{shown}:{bound}", flush=True)
+    end_cleanly(server)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def end_cleanly(server: uvicorn.Server) -> None:
+    """Let SIGTERM and SIGINT end the server with exit code 0.
+
+    uvicorn raises a signal again once it has shut down; the default handlers would then end the process
+    as if it had been killed. With its own handler in their place the second one changes nothing.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -27,6 +27,7 @@ class Checkpointer:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._every = every
         self._since_last = 0
+        self._due = False
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledger-checkpointer", daemon=True)
@@ -37,10 +38,11 @@ class Checkpointer:
         self._since_last += operations
         if self._since_last >= self._every:
             self._since_last = 0
+            self._due = True
             self._wake.set()
 
     def stop(self) -> None:
-        """End the thread and close its connection. Blocks for the checkpoint in progress."""
+        """End the thread and close its connection. Blocks for a checkpoint that is due."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -50,9 +52,14 @@ class Checkpointer:
         while True:
             self._wake.wait()
             self._wake.clear()
+            if self._due:
+                self._due = False
+                self._checkpoint()
             if self._stopping:
                 return
-            try:
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            except sqlite3.Error as error:  # the log keeps what it holds, and the next one tries again
-                log.warning("the ledger's log could not be checkpointed: %s", error)
+
+    def _checkpoint(self) -> None:
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:  # the log keeps what it holds, and the next one tries again
+            log.warning("the ledger's log could not be checkpointed: %s", error)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+_LATEST_US: Final = 2**63 - 1  # the largest integer of SQLite
+
 _GROUPS: Final = {
     EVERYTHING: (f"'{EVERYTHING}'",),
     "task": ("organisation", "team", "key_id", "task"),
@@ -124,10 +126,10 @@ def _conditions(
     where: Mapping[str, str] | None, since_us: int, until_us: int | None
 ) -> tuple[str, list[str | int]]:
     conditions = ["settled_at_us IS NOT NULL", "opened_at_us >= ?"]
-    values: list[str | int] = [since_us]
+    values: list[str | int] = [min(since_us, _LATEST_US)]
     if until_us is not None:
         conditions.append("opened_at_us < ?")
-        values.append(until_us)
+        values.append(min(until_us, _LATEST_US))
     for column, value in (where or {}).items():
         if column not in FILTERS:
             raise ValueError(f"cannot filter by {column!r}; known: {', '.join(FILTERS)}")

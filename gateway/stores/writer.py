@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from ctxgate.gateway.ledger import AttemptConflict, LedgerUnavailable, UnknownAttempt
+from ctxgate.gateway.ledger import AttemptConflict, InvalidRow, LedgerError, LedgerUnavailable, UnknownAttempt
 from ctxgate.gateway.stores.rows import INSERT, OPENED_COLUMNS, SETTLE, opened_values, settled_values
 from ctxgate.gateway.stores.spill import Spilled
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Result: TypeAlias = "bool | Exception | None"
+Result: TypeAlias = bool | LedgerError | None
 _Future: TypeAlias = "asyncio.Future[Any]"  # None for an opening, bool for a settlement
 
 MAX_BATCH: Final = 1_000  # operations per transaction; bounds how long others wait for the write lock
@@ -216,10 +216,15 @@ class Writer:
         """Carry one operation out. Bad contents are its own result; other errors end the transaction."""
         try:
             if isinstance(operation, _Open):
-                return self._insert(operation.row)
-            return self._settle(operation.row)
+                result = self._insert(operation.row)
+            else:
+                result = self._settle(operation.row)
         except _BAD_CONTENTS as error:
-            return error
+            result = InvalidRow(f"attempt {operation.row.attempt_id}: {type(error).__name__}: {error}")
+            result.__cause__ = error
+        if isinstance(result, LedgerError):
+            log.error("%s: %s", type(result).__name__, result)
+        return result
 
     def _insert(self, row: AttemptOpened) -> Result:
         values = opened_values(row)
@@ -323,7 +328,7 @@ def _deliver(results: Iterable[tuple[_Future, Result]]) -> None:
     for future, result in results:
         if future.done():  # cancelled by its waiter
             continue
-        if isinstance(result, Exception):
+        if isinstance(result, LedgerError):
             future.set_exception(result)
         else:
             future.set_result(result)

@@ -16,7 +16,7 @@ from ctxgate.gateway.ledger import (
     UnknownAttempt,
 )
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, UNKNOWN, Usage, estimated, measured
-from ledgers import DAY_US, NOON_US, STORES, cost, opened, settled
+from support.ledgers import DAY_US, NOON_US, STORES, cost, opened, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -199,6 +199,12 @@ async def test_the_span_takes_its_start_and_leaves_its_end(ledger: Ledger) -> No
     assert (row.group, row.attempts) == ("2026-11-30", 3)
     page = await ledger.rows(since_us=NOON_US, until_us=NOON_US + DAY_US)
     assert len(page.attempts) == 3
+
+
+async def test_a_span_of_the_far_future_is_empty(ledger: Ledger) -> None:
+    await spread(ledger)
+    assert await ledger.report("day", since_us=10**30) == []
+    assert len(await ledger.report("day", until_us=10**30)) == 2
 
 
 async def test_an_attempt_across_midnight_lies_in_the_day_it_was_opened(ledger: Ledger) -> None:

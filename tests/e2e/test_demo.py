@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -16,70 +16,107 @@ from ctxgate.gateway.demo_servers import ctxgate_command
 
 pytestmark = pytest.mark.e2e
 
-
-def children_of(pid: int) -> set[int]:
-    """Process ids of the direct children; needs /proc."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found |= {int(each) for each in task.read_text().split()}
-    return found
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/stat").is_file(), reason="reads the process table in /proc"
+)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-
-
-async def demo(*arguments: str, folder: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *ctxgate_command(["demo", *arguments]),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ctxgate_command(["demo", *arguments]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
     )
 
 
-async def test_once_prints_both_ways_and_ends_with_zero(tmp_path: Path) -> None:
-    child = await demo("--once", "--turns", "6", folder=tmp_path)
-    out, _ = await child.communicate()
-    text = out.decode()
-    assert child.returncode == 0, text
-    assert text.count("direct") >= 3
-    for label in ("standard pool", "fast pool", "fast pool, tools shuffled"):
-        assert f"{label}: the same prompts, the same hits" in text, text
-        assert f"\n{label}: review " in text, text
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads the process table from /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_serves_on_until_a_signal_and_leaves_no_process(tmp_path: Path, number: int) -> None:
-    child = await demo("--turns", "1", folder=tmp_path)
+def read_until(child: subprocess.Popen[str], word: str) -> str:
+    """What the child prints up to the line with this word."""
     assert child.stdout is not None
     seen = ""
-    while "curl" not in seen:
-        line = await child.stdout.readline()
-        assert line, seen
-        seen += line.decode()
+    for line in child.stdout:
+        seen += line
+        if word in line:
+            return seen
+    pytest.fail(f"ended without {word!r}:\n{seen}")
+
+
+def state(pid: int) -> tuple[str, int] | None:
+    """State letter and parent of a process, or None when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1])
+
+
+def children_of(pid: int) -> list[int]:
+    every = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [each for each in every if (found := state(each)) is not None and found[1] == pid]
+
+
+def running(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if (found := state(pid)) is not None and found[0] != "Z"]
+
+
+def test_once_prints_both_ways_and_ends_with_zero(tmp_path: Path) -> None:
+    child = demo(tmp_path, "--once", "--turns", "6")
+    text, _ = child.communicate()
+    assert child.returncode == 0, text
+    for label in ("standard pool", "fast pool", "fast pool, tools shuffled"):
+        assert f"\n{label}: the same prompts, the same hits, the same cost" in text
+        assert re.search(rf"^{label}: review +6 +6 ", text, re.MULTILINE)
+    direct = [line.split() for line in text.splitlines() if line.startswith("  direct ")]
+    through = [line.split() for line in text.splitlines() if line.startswith("  through ctxgate ")]
+    # requests, prompt, cached, uncached, output, cost
+    assert [row[1:7] for row in direct] == [row[2:8] for row in through]
+    assert [row[1] for row in direct] == ["6"] * 3
+    assert [row[-1] for row in direct + through] == ["100.0%"] * 6
+    assert list(tmp_path.iterdir()) == []
+
+
+@NEEDS_PROC
+def test_it_serves_on_until_it_is_interrupted(tmp_path: Path) -> None:
+    child = demo(tmp_path, "--turns", "1")
+    seen = read_until(child, "/v1/usage")
     servers = children_of(child.pid)
     assert len(servers) == 3
-    found = re.search(r"Base URL (\S+)/v1, key (\S+), models", seen)
-    assert found is not None, seen
+    found = re.search(r"Base URL (\S+)/v1, key (\S+), models demo, demo-fast", seen)
+    assert found is not None
     url, key = found.groups()
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        json.dumps(
-            {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
-        ).encode(),
-        {"authorization": f"Bearer {key}", "content-type": "application/json"},
-    )
-    answer = await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(request, timeout=30)))
-    assert answer["usage"]["completion_tokens"] <= 2
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+    headers = {
+        "authorization": f"Bearer {key}",
+        "content-type": "application/json",
+        "x-ctxgate-task": "by hand",
+    }
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer)["usage"]["prompt_tokens"] > 0
+    child.send_signal(signal.SIGINT)
+    child.communicate()
+    assert child.returncode == 0
+    assert running(servers) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    child = demo(tmp_path, "--once", "--turns", "40")
+    read_until(child, "gateway   http")
+    servers = children_of(child.pid)
+    assert len(servers) == 3
     child.send_signal(number)
-    await child.communicate()
+    child.communicate()
     assert child.returncode == 128 + number
-    assert not [pid for pid in servers if alive(pid)]
-    assert os.listdir(tmp_path) == []
+    assert running(servers) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
+    child = demo(tmp_path, "--turns", "0")
+    text, _ = child.communicate()
+    assert child.returncode == 2
+    assert text == "ctxgate demo: --turns starts at 1, --port is a TCP port\n"

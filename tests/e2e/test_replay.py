@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ctxgate.gateway.demo import config_text
-from ctxgate.gateway.demo_servers import Servers, ctxgate_command
+from ctxgate.gateway.demo_servers import ctxgate_command
+from e2e.engine import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterator, Mapping
+
+    from e2e.engine import Engine
 
 pytestmark = pytest.mark.e2e
 
@@ -64,35 +69,58 @@ def short_session(folder: Path, name: str = "s", turns: int = 6) -> Path:
     return path
 
 
-async def ctxgate(*arguments: str | Path) -> tuple[int, str, str]:
-    """Run a `ctxgate` command; its exit code, output and errors."""
-    child = await asyncio.create_subprocess_exec(
-        *ctxgate_command([str(each) for each in arguments]),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+def ctxgate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a `ctxgate` command to its end."""
+    return subprocess.run(
+        ctxgate_command([str(each) for each in arguments]), capture_output=True, text=True, check=False
     )
-    out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
 
 
-async def replayed(*arguments: str | Path) -> dict[str, Any]:
-    code, out, err = await ctxgate("replay", "--json", *arguments)
-    assert (code, err) == (0, "")
-    result: dict[str, Any] = json.loads(out)
+def replayed(*arguments: str | Path) -> dict[str, Any]:
+    done = ctxgate("replay", "--json", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-@asynccontextmanager
-async def twin(folder: Path, name: str = "standard") -> AsyncIterator[tuple[Servers, str]]:
-    async with Servers(folder) as servers:
-        yield servers, await servers.start(name, ["twin", "--profile", "fast", "--port", "0"])
+@contextmanager
+def serving(folder: Path, *arguments: str | Path) -> Iterator[str]:
+    """Run a serving `ctxgate` command; yields the URL that it prints."""
+    with (folder / "errors.log").open("ab") as errors:
+        child = subprocess.Popen(
+            ctxgate_command([str(each) for each in arguments]),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert "http://" in line, (folder / "errors.log").read_text()
+        yield line.split()[-1]
+    finally:
+        child.terminate()
+        child.communicate()
 
 
-async def test_a_growing_session_hits_all_that_can_be_hit(tmp_path: Path) -> None:
-    """On an engine that evicts nothing, cached tokens are the oracle's, request by request."""
-    async with twin(tmp_path) as (_, url):
-        result = await replayed(short_session(tmp_path), "--to", url)
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One twin for all tests here, as fast as it can; the sessions share no block."""
+    with serving(tmp_path_factory.mktemp("twin"), "twin", "--port", "0", "--time-scale", "0") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def letters() -> Iterator[str]:
+    """Session names that no other test here has had."""
+    return iter(ascii_letters)
+
+
+def test_a_growing_session_hits_all_that_can_be_hit(
+    tmp_path: Path, twin: str, letters: Iterator[str]
+) -> None:
+    """On an engine that evicts nothing, the cached tokens are the oracle's."""
+    result = replayed(short_session(tmp_path, next(letters)), "--to", twin)
     total = result["total"]
     assert (total["requests"], total["failed"]) == (6, 0)
     assert total["cached_tokens"] == total["oracle_tokens"] > 0
@@ -105,103 +133,120 @@ async def test_a_growing_session_hits_all_that_can_be_hit(tmp_path: Path) -> Non
     assert total["unknown"] == {"cost_nano": 6}
 
 
-async def test_streaming_changes_no_count(tmp_path: Path) -> None:
-    one, two = short_session(tmp_path, "a"), short_session(tmp_path, "b")
-    async with twin(tmp_path) as (_, url):
-        streamed = await replayed(one, "--to", url, "--stream")
-        whole = await replayed(two, "--to", url + "/v1/", "--no-stream")
+def test_streaming_changes_no_count(tmp_path: Path, twin: str, letters: Iterator[str]) -> None:
+    streamed = replayed(short_session(tmp_path, next(letters)), "--to", twin, "--stream")
+    whole = replayed(short_session(tmp_path, next(letters)), "--to", twin + "/v1/", "--no-stream")
     counts = ("requests", "prompt_tokens", "cached_tokens", "oracle_tokens")
     assert [streamed["total"][name] for name in counts] == [whole["total"][name] for name in counts]
     assert streamed["total"]["ttft_p50_ms"] > 0
     assert whole["total"]["ttft_p50_ms"] is None
 
 
-@pytest.mark.parametrize("kind", ["clock", "tool-order", "json-keys", "late-tool"])
-async def test_what_clients_do_to_prompts_costs_hits(tmp_path: Path, kind: str) -> None:
-    async with twin(tmp_path) as (_, url):
-        plain = await replayed(short_session(tmp_path, "a"), "--to", url)
-        perturbed = await replayed(short_session(tmp_path, "b"), "--to", url, "--perturb", kind)
-    assert perturbed["perturbations"] == [kind]
-    assert perturbed["total"]["requests"] == 6
-    assert perturbed["total"]["cached_tokens"] < plain["total"]["cached_tokens"]
-    assert perturbed["total"]["cached_tokens"] == perturbed["total"]["oracle_tokens"]
+def test_what_clients_do_to_prompts_costs_hits(tmp_path: Path, twin: str, letters: Iterator[str]) -> None:
+    plain = replayed(short_session(tmp_path, next(letters)), "--to", twin)["total"]
+    for kind in ("clock", "tool-order", "json-keys", "late-tool"):
+        perturbed = replayed(short_session(tmp_path, next(letters)), "--to", twin, "--perturb", kind)
+        assert perturbed["perturbations"] == [kind]
+        assert perturbed["total"]["requests"] == 6
+        assert perturbed["total"]["cached_tokens"] < plain["cached_tokens"], kind
+        assert perturbed["total"]["cached_tokens"] == perturbed["total"]["oracle_tokens"], kind
 
 
-async def test_white_space_of_arguments_costs_nothing_on_an_engine_that_parses_them(tmp_path: Path) -> None:
-    async with twin(tmp_path) as (_, url):
-        plain = await replayed(short_session(tmp_path, "a"), "--to", url)
-        perturbed = await replayed(short_session(tmp_path, "b"), "--to", url, "--perturb", "reserialize")
+def test_an_engine_that_parses_arguments_does_not_see_their_white_space(
+    tmp_path: Path, twin: str, letters: Iterator[str]
+) -> None:
+    plain = replayed(short_session(tmp_path, next(letters)), "--to", twin)
+    perturbed = replayed(short_session(tmp_path, next(letters)), "--to", twin, "--perturb", "reserialize")
     assert perturbed["total"]["cached_tokens"] == plain["total"]["cached_tokens"]
 
 
-async def test_through_the_gateway_counts_are_the_same_and_every_request_is_priced(tmp_path: Path) -> None:
-    files = [short_session(tmp_path, name) for name in ("a", "b")]
-    async with twin(tmp_path) as (servers, url):
-        digest = hashlib.sha256(SECRET.encode()).hexdigest()
-        config = tmp_path / "ctxgate.yaml"
-        text = config_text({"standard": url}, "tiny", 0, tmp_path / "l.db", digest, date(2026, 1, 1))
-        config.write_text(text)
-        gateway = await servers.start("gateway", ["serve", "--config", str(config)], ready="/ready")
-        through = await replayed(
-            *files,
-            "--to",
-            gateway,
-            "--key",
-            SECRET,
-            "--task-prefix",
-            "run/",
-            "--block-size",
-            "16",
-            "--concurrency",
-            "2",
-        )
-        code, out, _ = await ctxgate("report", "--by", "task", "--json", "--db", tmp_path / "l.db")
-    assert code == 0
+@contextmanager
+def gateway(folder: Path, pool: str) -> Iterator[str]:
+    """A gateway before one server, and its ledger at `l.db`."""
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    config = folder / "ctxgate.yaml"
+    config.write_text(config_text({"standard": pool}, "tiny", 0, folder / "l.db", digest, date(2026, 1, 1)))
+    with serving(folder, "serve", "--config", config) as url:
+        yield url
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_the_gateway_books_what_the_replay_measured(
+    tmp_path: Path, twin: str, letters: Iterator[str], stream: str
+) -> None:
+    names = [next(letters), next(letters)]
+    files = [short_session(tmp_path, name) for name in names]
+    options = (stream, "--key", SECRET, "--task-prefix", "run/", "--block-size", "16", "--concurrency", "2")
+    with gateway(tmp_path, twin) as url:
+        through = replayed(*files, "--to", url, *options)
     total = through["total"]
-    assert (total["requests"], total["failed"]) == (12, 0)
-    # standard: 0.15 / 0.0375 / 0.60 dollars per million, so 150 / 37.5 / 600 nano-dollars per token.
-    exact = 150 * total["uncached_tokens"] + 37.5 * total["cached_tokens"] + 600 * total["output_tokens"]
-    assert total["cost_nano"] == pytest.approx(exact, abs=12)  # at most half a nano-dollar per component
-    rows = {row["group"]: row for row in json.loads(out)["rows"]}
-    assert sorted(rows) == ["run/a", "run/b"]
+    assert (total["requests"], total["failed"], total["efficiency"]) == (12, 0, 1.0)
+    # 0.15 / 0.0375 / 0.60 dollars per million are 150 / 37.5 / 600 nano-dollars per token; whole blocks
+    # of 16 cached tokens leave no fraction to round.
+    exact = 300 * total["uncached_tokens"] + 75 * total["cached_tokens"] + 1200 * total["output_tokens"]
+    assert 2 * total["cost_nano"] == exact
+    report = ctxgate("report", "--by", "task", "--json", "--db", tmp_path / "l.db")
+    rows = {row["group"]: row for row in json.loads(report.stdout)["rows"]}
+    assert sorted(rows) == sorted(f"run/{name}" for name in names)
     for session in through["sessions"]:
         row = rows[session["task"]]
         for name in ("requests", "cached_tokens", "uncached_tokens", "output_tokens", "cost_nano"):
             assert row[name] == session[name], name
 
 
-async def test_the_table_is_plain_when_piped(tmp_path: Path) -> None:
-    files = [short_session(tmp_path, name, 3) for name in ("a", "b")]
-    async with twin(tmp_path) as (_, url):
-        code, out, err = await ctxgate("replay", *files, "--to", url, "--max-requests", "2")
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0].split("  ")[0] == "session"
-    assert [line.split()[0] for line in lines[2:4]] == ["a", "b"]
+def test_the_table_is_plain_when_piped(tmp_path: Path, twin: str, letters: Iterator[str]) -> None:
+    one, two = next(letters), next(letters)
+    files = [short_session(tmp_path, name, 3) for name in (one, two)]
+    done = ctxgate("replay", *files, "--to", twin, "--max-requests", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["session", "requests", "prompt"]
+    assert [line.split()[:2] for line in lines[2:4]] == [[one, "2"], [two, "2"]]
     assert lines[5].split()[:2] == ["total", "4"]
-    assert lines[6] == "a: 2 of 3 requests: stopped after --max-requests 2"
-    assert "\x1b" not in out
+    assert lines[6] == f"{one}: 2 of 3 requests: stopped after --max-requests 2"
+    assert "\x1b" not in done.stdout
 
 
-async def test_a_request_that_fails_makes_the_exit_code_one(tmp_path: Path) -> None:
-    """The window fits no prompt at all: the very first request is refused by the engine."""
-    async with Servers(tmp_path) as servers:
-        url = await servers.start("twin", ["twin", "--port", "0", "--max-model-len", "64"])
-        code, out, _ = await ctxgate(
-            "replay", short_session(tmp_path), "--to", url, "--max-context", "100000"
-        )
-    assert code == 1
-    assert "failed" in out
+def test_a_request_that_fails_makes_the_exit_code_one(tmp_path: Path) -> None:
+    """The window fits no prompt at all, and the replay is told otherwise: the engine refuses the first."""
+    with serving(tmp_path, "twin", "--port", "0", "--max-model-len", "64") as url:
+        done = ctxgate("replay", short_session(tmp_path), "--to", url, "--max-context", "100000")
+    assert done.returncode == 1
+    assert "s, request 1 failed: HTTP 400: This model's maximum context length is 64 tokens." in done.stdout
 
 
-async def test_a_session_ends_where_the_window_does(tmp_path: Path) -> None:
-    async with twin(tmp_path) as (_, url):
-        whole = await replayed(short_session(tmp_path, "x"), "--to", url)
-        half = await replayed(short_session(tmp_path, "y"), "--to", url, "--max-context", "700")
-    (session,) = half["sessions"]
+def test_a_session_ends_where_the_window_does(tmp_path: Path, twin: str, letters: Iterator[str]) -> None:
+    whole = replayed(short_session(tmp_path, next(letters)), "--to", twin)
+    cut = replayed(short_session(tmp_path, next(letters)), "--to", twin, "--max-context", "700")
+    (session,) = cut["sessions"]
     assert 0 < session["requests"] < whole["total"]["requests"]
     assert session["stopped"] == "the next prompt no longer fits 700 tokens"
     assert session["failed"] == 0
+
+
+def test_the_servers_window_is_the_default(tmp_path: Path) -> None:
+    with serving(tmp_path, "twin", "--port", "0", "--max-model-len", "700", "--time-scale", "0") as url:
+        result = replayed(short_session(tmp_path), "--to", url)
+    assert result["max_context"] == 700
+    assert result["sessions"][0]["stopped"] == "the next prompt no longer fits 700 tokens"
+
+
+def test_without_the_local_tokenizer_there_is_no_oracle(
+    tmp_path: Path, twin: str, letters: Iterator[str]
+) -> None:
+    hide = (
+        "import sys; sys.modules['tokenizers'] = None; from ctxgate.gateway.cli import main; sys.exit(main())"
+    )
+    path = short_session(tmp_path, next(letters))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", hide, "replay", path, "--to", twin],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2].split()[-2:] == ["-", "-"]
+    assert "needs the extra `twin`" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -212,36 +257,52 @@ async def test_a_session_ends_where_the_window_does(tmp_path: Path) -> None:
         (["--to", "http://127.0.0.1:9", "--tokenizer", "/nowhere"], "no usable tokenizer and template"),
     ],
 )
-async def test_what_cannot_be_played_is_told_in_one_line(
+def test_what_cannot_be_played_is_told_in_one_line(
     tmp_path: Path, arguments: list[str], problem: str
 ) -> None:
-    code, out, err = await ctxgate("replay", short_session(tmp_path), *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("ctxgate replay: ")
-    assert problem in err
-    assert len(err.splitlines()) == 1
+    done = ctxgate("replay", short_session(tmp_path), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ctxgate replay: ")
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
-async def test_a_broken_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_unknown_model_is_told_with_the_known_ones(tmp_path: Path, twin: str) -> None:
+    done = ctxgate("replay", short_session(tmp_path), "--to", twin, "--model", "gpt-0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ctxgate replay: the server has no model 'gpt-0'; it has tiny\n"
+
+
+def test_a_broken_file_is_told_with_its_line(tmp_path: Path) -> None:
     path = short_session(tmp_path)
     path.write_text(path.read_text() + "{\n")
-    code, _, err = await ctxgate("replay", path, "--to", "http://127.0.0.1:9")
-    assert code == 2
-    assert err.startswith(f"ctxgate replay: {path}:15: not JSON: ")
+    done = ctxgate("replay", path, "--to", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ctxgate replay: {path}:15: not JSON: ")
 
 
-async def test_a_session_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_session_given_twice_is_refused(tmp_path: Path) -> None:
     path = short_session(tmp_path)
-    code, _, err = await ctxgate("replay", path, path, "--to", "http://127.0.0.1:9")
-    assert code == 2
-    assert "'s' was given before" in err
+    done = ctxgate("replay", path, path, "--to", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "'s' was given before" in done.stderr
 
 
 @pytest.mark.skipif(not TRAJECTORIES.is_dir(), reason="the recorded sessions lie outside the repository")
-async def test_a_recorded_session_is_played_whole(tmp_path: Path) -> None:
-    async with twin(tmp_path) as (_, url):
-        result = await replayed(TRAJECTORIES / "airline-000-0.jsonl", "--to", url, "--max-tokens", "2")
+def test_a_recorded_session_is_played_whole(twin: str) -> None:
+    result = replayed(TRAJECTORIES / "airline-000-0.jsonl", "--to", twin, "--max-tokens", "2")
     assert result["sessions"][0]["requests_recorded"] == 15
-    assert result["total"]["requests"] == 15
-    assert result["total"]["failed"] == 0
+    assert (result["total"]["requests"], result["total"]["failed"]) == (15, 0)
     assert result["total"]["cached_tokens"] == result["total"]["oracle_tokens"]
+
+
+def test_real_vllm_hits_what_the_oracle_says(tmp_path: Path, engines: Mapping[str, Engine]) -> None:
+    """Local count, block size and bound against the real engine, plain and with a client's habits."""
+    url = engines["fast"].url
+    for name, kinds in (("v", ""), ("w", "tool-order,reserialize"), ("x", "clock,json-keys,late-tool")):
+        result = replayed(short_session(tmp_path, f"real {name}"), "--to", url, "--perturb", kinds)
+        total = result["total"]
+        assert (total["requests"], total["failed"]) == (6, 0)
+        assert (result["block_size"], result["block_size_assumed"]) == (BLOCK_SIZE, False)
+        assert not total["oracle_approximate"]
+        assert total["cached_tokens"] == total["oracle_tokens"], kinds

@@ -162,7 +162,10 @@ class Traffic:
         name = "thread"
         fresh = self.random.random() < 0.4 or number < 40
         length = self.random.randint(60, 200) if fresh else self.random.randint(1, 40)
-        body = {"model": "tiny", "prompt": [self.random.randrange(3, 900) for _ in range(length)]}
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "prompt": [self.random.randrange(3, 900) for _ in range(length)],
+        }
         body |= {"max_tokens": self.random.randint(20, 90), "ignore_eos": True, "return_token_ids": True}
         return Request("/v1/completions", body, remember=name, continues=None if fresh else name)
 

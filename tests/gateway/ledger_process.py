@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ctxgate.gateway.stores.sqlite import SqliteLedger
-from ledgers import opened, price, settled
+from support.ledgers import opened, price, settled
 
 
 def tell(line: str) -> None:

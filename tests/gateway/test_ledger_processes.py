@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ctxgate.gateway.stores.sqlite import SqliteLedger
-from ledgers import opened, price, settled
+from support.ledgers import opened, price, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

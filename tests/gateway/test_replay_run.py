@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
+from ctxgate.gateway.demo_servers import ctxgate_command
 from ctxgate.gateway.perturb import Perturbation
-from ctxgate.gateway.replay import Measure, Played, Total, summarize
+from ctxgate.gateway.replay import Total, summarize
 from ctxgate.gateway.replay_client import AnswerFailed, Backend, BackendError, ServedModel, StreamReader, nano
 from ctxgate.gateway.replay_run import Plan, Player
 from ctxgate.gateway.sessions import Message, Session, Tool
 from ctxgate.inference.oracle import PrefixOracle
+from support.chat_server import answer, chunk, events, plain, running, usage
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOOL: Tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
-Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 def session(name: str = "s", turns: int = 3) -> Session:
@@ -31,90 +33,6 @@ def session(name: str = "s", turns: int = 3) -> Session:
             {"role": "assistant", "content": f"a{number}"},
         ]
     return Session(name, (TOOL,), tuple(messages))
-
-
-def usage(prompt: int, cached: int | None, output: int, **more: object) -> dict[str, Any]:
-    details = None if cached is None else {"cached_tokens": cached}
-    total = prompt + output
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": total,
-        "prompt_tokens_details": details,
-    } | more
-
-
-def events(*data: object, done: bool = True) -> bytes:
-    text = "".join(f"data: {json.dumps(each)}\n\n" for each in data)
-    return (text + ("data: [DONE]\n\n" if done else "")).encode()
-
-
-def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-
-async def answer(request: web.Request, raw: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(raw)
-    return response
-
-
-async def plain(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """10 prompt tokens per message, all but the last 10 of them cached; 2 tokens out."""
-    prompt = 10 * len(body["messages"])
-    record = usage(prompt, prompt - 10, 2)
-    if not body["stream"]:
-        return web.json_response({"choices": [], "usage": record})
-    parts = chunk({"role": "assistant", "content": ""}), chunk({"content": "x"}), chunk({}, "length")
-    return await answer(request, events(*parts, {"choices": [], "usage": record}))
-
-
-class Server:
-    """Remembers what it was asked; `handler` writes the answers."""
-
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
-        self.ledger: list[list[dict[str, Any]]] = []
-        self.metrics = ""
-        self.models: object = {"data": [{"id": "m", "max_model_len": 2048}, {"id": "n"}]}
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.asked.append((body, dict(request.headers)))
-        return await self.handler(request, body)
-
-    async def usage(self, request: web.Request) -> web.Response:
-        assert request.query == {"by": "task"}
-        if not self.ledger:
-            raise web.HTTPNotFound
-        rows = self.ledger.pop(0) if len(self.ledger) > 1 else self.ledger[0]
-        return web.json_response({"by": "task", "rows": rows})
-
-    def app(self) -> web.Application:
-        async def models(_: web.Request) -> web.Response:
-            return web.json_response(self.models)
-
-        async def metrics(_: web.Request) -> web.Response:
-            return web.Response(text=self.metrics)
-
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_get("/v1/usage", self.usage)
-        app.router.add_get("/v1/models", models)
-        app.router.add_get("/metrics", metrics)
-        return app
-
-
-@asynccontextmanager
-async def running(handler: Handler = plain) -> AsyncIterator[tuple[Server, Backend]]:
-    server = Server(handler)
-    async with (
-        TestServer(server.app()) as running_server,
-        Backend(str(running_server.make_url("/v1/")), "sk-1") as backend,
-    ):
-        yield server, backend
 
 
 def count(messages: Any, tools: Any) -> list[int]:
@@ -378,5 +296,30 @@ async def test_a_server_that_is_no_server() -> None:
             await backend.models()
 
 
-def test_records_compare_by_value() -> None:
-    assert Played("s", "t", 1, [Measure(0)]) == Played("s", "t", 1, [Measure(0)])
+async def test_an_interrupted_replay_shows_what_it_has_measured(tmp_path: Path) -> None:
+    asked_again = asyncio.Event()
+
+    async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(body["messages"]) == 2:
+            return await plain(request, body)
+        asked_again.set()
+        return await answer(request, events(chunk({"content": "x"}), done=False))
+
+    async def never_ending(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await handler(request, body)
+        if asked_again.is_set():
+            await asyncio.Event().wait()
+        return response
+
+    lines = [{"session": "s", "tools": []}, *session().messages]
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with running(never_ending) as (_, backend):
+        child = await asyncio.create_subprocess_exec(
+            *ctxgate_command(["replay", str(path), "--to", backend.root]), stdout=asyncio.subprocess.PIPE
+        )
+        await asked_again.wait()
+        child.send_signal(signal.SIGINT)
+        out, _ = await child.communicate()
+    assert child.returncode == 130
+    assert out.decode().splitlines()[2].split()[:4] == ["s", "1", "20", "10"]

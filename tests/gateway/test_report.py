@@ -16,7 +16,7 @@ from ctxgate.gateway.cli import main
 from ctxgate.gateway.commands.report import instant_us
 from ctxgate.gateway.ledger import ReportRow
 from ctxgate.gateway.stores.sqlite import SqliteLedger
-from ledgers import DAY_US, NOON_US, cost, opened, price, settled
+from support.ledgers import DAY_US, NOON_US, cost, opened, price, settled
 
 if TYPE_CHECKING:
     from pathlib import Path

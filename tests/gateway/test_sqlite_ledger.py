@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ctxgate.gateway.ledger import LedgerUnavailable, Outcome, SchemaMismatch
+from ctxgate.gateway.ledger import InvalidRow, LedgerUnavailable, Outcome, SchemaMismatch
 from ctxgate.gateway.stores import recovery, schema
+from ctxgate.gateway.stores.checkpoint import EVERY, Checkpointer
 from ctxgate.gateway.stores.incarnation import Incarnation
 from ctxgate.gateway.stores.reader import LedgerReader
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.inference.usage import NOTHING_KNOWN
-from ledgers import NOON_US, cost, opened, price, settled
+from support.ledgers import NOON_US, cost, opened, price, settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -116,7 +117,7 @@ async def test_neither_step_waits_for_the_disk(ledger: SqliteLedger) -> None:
     assert await settlement is True
 
 
-async def test_bad_contents_fail_alone(ledger: SqliteLedger) -> None:
+async def test_bad_contents_fail_alone(ledger: SqliteLedger, caplog: pytest.LogCaptureFixture) -> None:
     """Neighbours in the same transaction are written."""
     release = hold(ledger)
     good, bad, last = (
@@ -127,8 +128,9 @@ async def test_bad_contents_fail_alone(ledger: SqliteLedger) -> None:
     release()
     assert await last is True
     await good
-    with pytest.raises(OverflowError):
+    with pytest.raises(InvalidRow, match=r"a2: OverflowError"):
         await bad
+    assert "InvalidRow: attempt a2" in caplog.text
     assert ledger.failures == 0
 
 
@@ -142,6 +144,48 @@ async def test_api_b1_an_opening_is_refused_while_the_database_is_locked(
         await ledger.open(opened())
     await ledger.open(opened())
     assert await ledger.settle(settled()) is True
+
+
+async def test_the_writer_waits_for_another_process_to_finish(path: Path) -> None:
+    ledger = SqliteLedger(path, price=price, busy_timeout_s=60)
+    asked = threading.Event()
+
+    def trace(connection: sqlite3.Connection) -> None:
+        connection.set_trace_callback(lambda statement: asked.set() if "BEGIN" in statement else None)
+
+    ledger._writer.call(trace).result()
+    with Locked(path):
+        opening = ledger.open(opened())
+        await asyncio.to_thread(asked.wait)
+    await opening
+    await ledger.close()
+    assert ledger.failures == 0
+
+
+@pytest.mark.parametrize(("operations", "moved"), [((9,), False), ((9, 1), True), ((25,), True)])
+def test_the_log_moves_into_the_database_after_so_many_operations(
+    path: Path, operations: tuple[int, ...], moved: bool
+) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t (x)")
+        before = path.stat().st_size
+        checkpointer = Checkpointer(path, every=10)
+        for number in operations:
+            checkpointer.count(number)
+        checkpointer.stop()
+        assert (path.stat().st_size > before) is moved
+
+
+async def test_the_writer_tells_the_checkpointer_what_it_commits(path: Path) -> None:
+    ledger = SqliteLedger(path, price=price)
+    await asyncio.gather(*(ledger.open(opened(f"a{i}")) for i in range(EVERY)))
+    ledger._writer.call(lambda _: None).result()  # after what the batch does last
+    assert ledger._checkpointer._since_last == 0
+    await ledger.open(opened("one more"))
+    ledger._writer.call(lambda _: None).result()
+    assert ledger._checkpointer._since_last == 1
+    await ledger.close()
 
 
 async def test_api_b2_a_settlement_is_tried_again_until_the_store_takes_it(

@@ -6,11 +6,11 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "compression", "routing", "inference")
+OTHER_NAMES = {"yaml": "pyyaml", "faiss": "faiss-cpu"}  # modules that are not named as their distribution
 BY_NAME = {"uvloop", "httptools"}  # uvicorn loads them when it is told their names
 
 
@@ -23,9 +23,8 @@ def imported() -> set[str]:
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules.add(node.module.partition(".")[0])
-    known = packages_distributions()
     foreign = modules - set(sys.stdlib_module_names) - {"ctxgate"}
-    return {canonical(known[module][0]) for module in foreign}
+    return {canonical(OTHER_NAMES.get(module, module)) for module in foreign}
 
 
 def declared(requirements: list[str]) -> set[str]:

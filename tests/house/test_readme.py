@@ -6,6 +6,7 @@ table that no document shows any more.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -46,9 +47,15 @@ def shown_commands() -> set[str]:
 
 
 def make_prints(*arguments: str) -> str:
-    """What `make` would run, without running it."""
+    """What `make` would run, without running it, and whatever `make` this test may itself run under."""
+    outer = ("MAKE", "PYTEST", "ARGS", "ONCE")
     return subprocess.run(
-        ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+        ["make", "-n", *arguments],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(outer)},
     ).stdout
 
 

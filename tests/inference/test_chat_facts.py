@@ -96,8 +96,7 @@ def test_metrics_of_the_withheld_chunk_are_kept() -> None:
 def test_routing_g7_aborted_in_the_queue_is_recognised_from_the_stream() -> None:
     queued = event(choices=[], usage=usage(89, 0, cached_tokens=0, created_cache_tokens=0), metrics={})
     reader, _ = play([ROLE, queued, DONE])
-    assert reader.usage_raw is not None
-    assert never_scheduled(reader.usage_raw, reader.metrics)
+    assert never_scheduled(reader.meter.last_whole, reader.metrics)
 
 
 CARD = RateCard(((Rates(210_000_000, 50_000_000, 840_000_000, 210_000_000, date(2026, 1, 1)),),))
@@ -176,7 +175,7 @@ def test_usage_of_several_choices() -> None:
     reader, _ = play(events, StreamReader(terms))
     assert metered(reader).output == estimated(6)
     reader.on_event(event(choices=[], usage=usage(40, 8, cached_tokens=32)))
-    assert metered(reader) == Usage(measured(8), measured(32), measured(8))
+    assert metered(reader) == Usage(UNKNOWN, UNKNOWN, measured(8), prompt_total=measured(40))
 
 
 # --- how it ends -------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_the_closing_figure_outranks_the_running_ones_of_all_choices() -> None:
     meter.add(usage(40, 5), choice=0)
     meter.add(usage(40, 6), choice=1)
     meter.add(usage(40, 12, cached=32))
-    assert result(meter) == Usage(measured(8), measured(32), measured(12))
+    assert result(meter) == Usage(UNKNOWN, UNKNOWN, measured(12), prompt_total=measured(40))
 
 
 def test_api_17_messages_of_vllm_start_with_the_total_and_end_with_the_split() -> None:

@@ -282,10 +282,10 @@ def test_a_total_that_does_not_add_up_is_noted() -> None:
     assert parsed.usage is not None
 
 
-def test_several_prompts_make_the_cached_figure_unknown() -> None:
-    # vLLM's completions report the cached tokens of one prompt of the list only
-    usage = read(chat(300, 9, cached_tokens=96), prompts=3)
-    assert usage.cached == UNKNOWN
+def test_several_choices_make_the_cached_figure_unknown() -> None:
+    # vLLM reports the cached tokens of one prompt of a list, or of one of n samples
+    usage = read(chat(300, 9, cached_tokens=96), choices=3, cached_absent_is_zero=True)
+    assert usage.cached == usage.uncached == UNKNOWN
     assert usage.prompt == 300
 
 

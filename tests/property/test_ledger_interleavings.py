@@ -19,7 +19,7 @@ from ctxgate.gateway.stores.rows import settled_from_values, settled_values
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.inference.rates import Charge
 from ctxgate.inference.usage import UNKNOWN, Usage, estimated, measured
-from ledgers import NOON_US, cost, opened, price, settled
+from support.ledgers import NOON_US, cost, opened, price, settled
 
 if TYPE_CHECKING:
     from asyncio import Future

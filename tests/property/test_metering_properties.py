@@ -265,7 +265,7 @@ def test_gateways_a11_a13_stream_and_whole_answer_are_metered_alike(
     if wants:
         assert out == stream
     else:
-        assert b'"usage"' not in out
+        assert b'"usage":' not in out  # inside a text its quotes are escaped
         assert out.startswith(b"".join(chunks))
 
 

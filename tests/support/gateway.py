@@ -33,9 +33,7 @@ BETA: Final = "cg-beta-0123456789-0123456789-01234567890"
 FORGED: Final = "cg-forged-0123456789-0123456789-012345678"
 RATES_DAY: Final = date(2026, 1, 1)
 # 1000, 100 and 2000 nano-dollars per uncached, cached and output token.
-RATES: Final = Rates(
-    uncached=10**9, cached=10**8, output=2 * 10**9, written=10**9, effective=RATES_DAY
-)
+RATES: Final = Rates(uncached=10**9, cached=10**8, output=2 * 10**9, written=10**9, effective=RATES_DAY)
 MODEL: Final = "m"
 HELLO: Final = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 STREAM: Final = HELLO | {"stream": True}

@@ -38,8 +38,11 @@ def usage(prompt: int = 40, cached: int | None = 32, completion: int = 3) -> dic
 
 
 class Exchange:
-    """One metered request and the answer to it. `aborted`: its id was named in an abort call;
-    `closed`: the gateway closed the connection before the answer was whole."""
+    """One metered request and the answer to it.
+
+    `aborted`: its id was named in an abort call; `closed`: the gateway closed the connection before the
+    answer was whole.
+    """
 
     def __init__(self, upstream: Upstream, connection: Connection, head: Head, body: bytes) -> None:
         self.upstream = upstream
@@ -134,9 +137,7 @@ class Exchange:
         self.write(b"0\r\n\r\n")
         self.finish()
 
-    def respond(
-        self, status: int, body: bytes, content_type: str = "application/json", *more: str
-    ) -> None:
+    def respond(self, status: int, body: bytes, content_type: str = "application/json", *more: str) -> None:
         """A whole answer."""
         lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", f"content-type: {content_type}"]
         lines += [f"content-length: {len(body)}", *more]
