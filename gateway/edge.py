@@ -29,6 +29,8 @@ EVENT_STREAM: Final = (
     (b"x-accel-buffering", b"no"),
 )
 _INFLATE_STEP: Final = 2**20
+_INFLATE_INPUT: Final = 2**16
+_ZSTD_INPUT: Final = 2**8  # 64 blocks of 128 KiB at the very most
 
 
 class ClientGone(Exception):
@@ -142,14 +144,14 @@ async def _received(receive: Receive, limit: int) -> bytes:
         return first
     parts = [first]
     size = len(first)
-    while message.get("more_body", False):
+    while message.get("more_body", False) and size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > limit:
-            raise _too_large(limit)
+    if size > limit:
+        raise _too_large(limit)
     return b"".join(parts)
 
 
@@ -170,20 +172,58 @@ def decompress(data: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _inflated(data: bytes, encoding: str) -> Iterator[bytes]:
-    if encoding == "zstd":
-        reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(
-            data, read_across_frames=True
-        )
-        while part := reader.read(_INFLATE_STEP):
+    """The content, piece by piece. A body is one stream or, but for deflate, several one after another."""
+    inflater = _inflater(data, encoding)
+    step = _ZSTD_INPUT if encoding == "zstd" else _INFLATE_INPUT
+    for start in range(0, len(data), step):
+        rest = data[start : start + step]
+        while rest:
+            if inflater.eof:
+                if encoding == "deflate":
+                    raise EOFError
+                inflater = _inflater(rest, encoding)
+            part, rest = inflater.step(rest)
             yield part
-        return
-    inflater = zlib.decompressobj(wbits=47 if encoding != "deflate" or data[:1] == b"\x78" else -15)
-    while data and not inflater.eof:
-        yield inflater.decompress(data, _INFLATE_STEP)
-        data = inflater.unconsumed_tail
     yield inflater.flush()
     if not inflater.eof:
         raise EOFError
+
+
+class _Zlib:
+    """gzip, zlib and bare deflate, told apart by their first byte; a step gives at most _INFLATE_STEP."""
+
+    def __init__(self, data: bytes, encoding: str) -> None:
+        bare = encoding == "deflate" and data[:1] != b"\x78"
+        self._stream = zlib.decompressobj(wbits=-15 if bare else 47)
+        self.flush = self._stream.flush
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    def step(self, data: bytes) -> tuple[bytes, bytes]:
+        part = self._stream.decompress(data, _INFLATE_STEP)
+        return part, self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
+
+
+class _Zstd:
+    """One zstd frame. Its decoder knows no bound on the output, so a step's input is kept short."""
+
+    def __init__(self) -> None:
+        self._stream = zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
+        self.flush = self._stream.flush
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    def step(self, data: bytes) -> tuple[bytes, bytes]:
+        part = self._stream.decompress(data)
+        return part, self._stream.unused_data if self._stream.eof else b""
+
+
+def _inflater(data: bytes, encoding: str) -> _Zlib | _Zstd:
+    return _Zstd() if encoding == "zstd" else _Zlib(data, encoding)
 
 
 def _too_large(limit: int) -> Refused:

@@ -66,7 +66,7 @@ TABLE: Final[dict[Kind, Wire]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)  # not frozen: Python itself sets an exception's traceback and context
 class Refused(Exception):
     """A request ends here. `param` names the field at fault; `retry_after_s` is given when waiting helps."""
 

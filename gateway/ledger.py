@@ -161,8 +161,9 @@ class Ledger(Protocol):
     def open(self, row: AttemptOpened) -> Future[None]:
         """Queue the opening row; the future resolves when it is durable.
 
-        It raises LedgerUnavailable where the store did not take the row, and AttemptConflict where
-        the id was opened before with other contents, InvalidRow for contents that it cannot hold. Cancelling the future does not undo the write.
+        It raises LedgerUnavailable where the store did not take the row, AttemptConflict where the id
+        was opened before with other contents, InvalidRow for contents that it cannot hold. Cancelling
+        the future does not undo the write.
         """
         ...
 

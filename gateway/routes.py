@@ -17,6 +17,7 @@ from ctxgate.gateway import report, telemetry
 from ctxgate.gateway.edge import read_headers
 from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
 from ctxgate.gateway.identity import authenticate
+from ctxgate.gateway.ledger import EVERYTHING
 from ctxgate.gateway.openapi import add_metered_paths
 
 if TYPE_CHECKING:
@@ -96,13 +97,15 @@ def _add_usage(app: FastAPI, application: Application) -> None:
         until: Annotated[int | None, Query(ge=0, description="Unix seconds, exclusive")] = None,
     ) -> Response:
         key = _caller(application, request)
-        rows = await _services(application).ledger.report(
-            by,
-            where={"organisation": key.organisation, "team": key.team},
-            since_us=since * 1_000_000,
-            until_us=None if until is None else until * 1_000_000,
-        )
-        return Response(report.as_json(rows, by), media_type="application/json")
+        ledger = _services(application).ledger
+        own = {"organisation": key.organisation, "team": key.team}
+        since_us = since * 1_000_000
+        until_us = None if until is None else until * 1_000_000
+        rows = await ledger.report(by, where=own, since_us=since_us, until_us=until_us)
+        # Asked for apart: a request with attempts in two groups is one request in the total.
+        totals = await ledger.report(EVERYTHING, where=own, since_us=since_us, until_us=until_us)
+        body = report.as_json(rows, by, totals=totals[0] if totals else None)
+        return Response(body, media_type="application/json")
 
 
 def _add_operations(app: FastAPI, application: Application) -> None:

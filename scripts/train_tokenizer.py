@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("gateway", "compression", "routing", "inference", "configs", "docs", "scripts", "tests")
 SUFFIXES: Final = frozenset({".py", ".md", ".yaml", ".toml"})
-VOCABULARY: Final = 1024  # the tiny model's config.json holds the same number
+VOCABULARY: Final = 4096  # the tiny model's config.json holds the same number
 # The template's marks are single tokens: begin and end of a message, padding.
 SPECIAL: Final = ("<|pad|>", "<|begin|>", "<|end|>")
 # The hermes tool-call marks are ordinary text to a reader, so decoding keeps them.

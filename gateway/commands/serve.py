@@ -111,11 +111,13 @@ def make_server(app: object, log_level: str) -> uvicorn.Server:
     """uvicorn on uvloop and httptools, without an access log: paths and addresses are the clients' own."""
     import uvicorn  # noqa: PLC0415 - as above
 
+    from ctxgate.gateway.http_protocol import HttpProtocol  # noqa: PLC0415 - as above
+
     return uvicorn.Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type] # an ASGI application; uvicorn's own type asks for more
             loop="uvloop",
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="on",
             access_log=False,

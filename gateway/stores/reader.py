@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.ledger import EVERYTHING, FILTERS, Page, ReportRow
-from ctxgate.gateway.stores.rows import COLUMNS, attempt_from_row
+from ctxgate.gateway.stores.rows import COLUMNS, COUNTS, attempt_from_row
 from ctxgate.gateway.stores.schema import connect_read_only
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ _GROUPS: Final = {
     "model": ("model",),
     "day": ("strftime('%Y-%m-%d', opened_at_us / 1000000, 'unixepoch')",),
 }
-_SUMS: Final = """
+_ESTIMATED: Final = " OR ".join(f"{count}_certainty = 'estimated'" for count in COUNTS)
+_SUMS: Final = f"""
     count(DISTINCT request_id),
     count(*),
     coalesce(sum(cached_tokens), 0),
@@ -34,8 +35,7 @@ _SUMS: Final = """
     coalesce(sum(output_tokens), 0),
     coalesce(sum(reasoning_tokens), 0),
     coalesce(sum(cost_total_nano), 0),
-    sum('estimated' IN (uncached_certainty, cached_certainty, output_certainty,
-                        reasoning_certainty, written_certainty, prompt_total_certainty)),
+    sum({_ESTIMATED}),
     sum(uncached_tokens IS NULL OR cached_tokens IS NULL OR output_tokens IS NULL),
     sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
         OR cost_output_nano IS NULL)
@@ -125,8 +125,11 @@ class LedgerReader:
 def _conditions(
     where: Mapping[str, str] | None, since_us: int, until_us: int | None
 ) -> tuple[str, list[str | int]]:
-    conditions = ["settled_at_us IS NOT NULL", "opened_at_us >= ?"]
-    values: list[str | int] = [min(since_us, _LATEST_US)]
+    conditions = ["settled_at_us IS NOT NULL"]
+    values: list[str | int] = []
+    if since_us > 0:  # without it, a report over everything reads the table in its own order
+        conditions.append("opened_at_us >= ?")
+        values.append(min(since_us, _LATEST_US))
     if until_us is not None:
         conditions.append("opened_at_us < ?")
         values.append(min(until_us, _LATEST_US))

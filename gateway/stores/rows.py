@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | None
 """What the ledger stores in a column."""
 
-_COUNTS: Final = tuple(field.name for field in fields(Usage))
+COUNTS: Final = tuple(field.name for field in fields(Usage))
 OPENED_COLUMNS: Final = tuple(field.name for field in fields(AttemptOpened))
 SETTLED_COLUMNS: Final = (
     "outcome",
@@ -26,7 +26,7 @@ SETTLED_COLUMNS: Final = (
     "ttft_us",
     "total_us",
     "settled_at_us",
-    *(f"{name}_{kind}" for name in _COUNTS for kind in ("tokens", "certainty")),
+    *(f"{name}_{kind}" for name in COUNTS for kind in ("tokens", "certainty")),
     "cost_uncached_nano",
     "cost_cached_nano",
     "cost_output_nano",
@@ -99,7 +99,7 @@ def settled_from_values(attempt_id: str, values: Sequence[Value]) -> AttemptSett
         value = column[name]
         return None if value is None else int(value)
 
-    counts = (Count(whole(f"{name}_tokens"), Certainty(str(column[f"{name}_certainty"]))) for name in _COUNTS)
+    counts = (Count(whole(f"{name}_tokens"), Certainty(str(column[f"{name}_certainty"]))) for name in COUNTS)
     charge = Charge(
         uncached=whole("cost_uncached_nano"),
         cached=whole("cost_cached_nano"),

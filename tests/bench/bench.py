@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import signal
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +29,7 @@ from tests.bench.tools import find_tools
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+QUIET: Final = 0.1  # share of the machine that others may use without spoiling times
 OWN: Final = (FLOOR, CTXGATE)
 OWN_NAMES: Final = frozenset(spec.name for spec in OWN)
 
@@ -56,9 +59,11 @@ def run_plan(plan: Plan, folder: Path, absent: dict[str, str] | None = None) -> 
         for spec in plan.specs:
             _start_one(spec, plan, results, running, folder, cores)
         bench = Bench(tools, cores, mock, folder)
+        noise = Noise(running)
         first_rss = {one.name: measure.rss_mb(one.process.pid) for one in running}
         _measure_rows(bench, plan, running, results)
         _measure_memory(bench, plan, running, results)
+        results.notes.append(noise.note())
         for one in running[1:]:
             pid = one.process.pid
             results.rss_mb[one.name] = (first_rss[one.name], measure.peak_mb(pid), measure.rss_mb(pid))
@@ -66,6 +71,28 @@ def run_plan(plan: Plan, folder: Path, absent: dict[str, str] | None = None) -> 
         for one in reversed(running):
             one.stop()
     return results
+
+
+class Noise:
+    """How much of the machine others use during a run: what wall-clock figures of it are worth."""
+
+    def __init__(self, running: Sequence[Running]) -> None:
+        self._running = running
+        self._began = time.monotonic()
+        self._busy, self._own = measure.machine_busy_seconds(), self._own_seconds()
+
+    def note(self) -> str:
+        """One line for the reader."""
+        busy = measure.machine_busy_seconds() - self._busy
+        others = max(0.0, busy - (self._own_seconds() - self._own))
+        share = others / ((os.cpu_count() or 1) * (time.monotonic() - self._began))
+        advice = "" if share < QUIET else " Too much for latencies and rates: trust the CPU columns."
+        return f"Other processes used {share:.0%} of the machine meanwhile.{advice}"
+
+    def _own_seconds(self) -> float:
+        mine = os.times()  # the load generators are children that have been waited for
+        spent = mine.user + mine.system + mine.children_user + mine.children_system
+        return spent + sum(measure.cpu_seconds(one.process.pid) for one in self._running)
 
 
 def _start_one(

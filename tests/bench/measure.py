@@ -34,6 +34,13 @@ def cpu_seconds(pid: int) -> float:
     return total / _TICKS
 
 
+def machine_busy_seconds() -> float:
+    """CPU time that all processes of the machine have taken, and what a hypervisor took from it."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields[:8]
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory of the tree in MB; pages shared by its members count once each."""
     return _status_mb(pid, "VmRSS:")

@@ -49,7 +49,7 @@ class Visit:
     wait_s: float = 0.0
     events: int = 0
     reset: bool = False  # leave by RST instead of FIN
-    task: str = "storm"
+    task: str = "visits"
 
 
 @dataclass
@@ -81,6 +81,7 @@ class Seen:
 class Crowd:
     """Makes visits from a seed: a `share` of them leaves early, at every kind of point."""
 
+    task: str
     seed: int
     share: float = 1 / 3
     choices: Sequence[int] = (1,)
@@ -106,6 +107,7 @@ class Crowd:
             wait_s=self.random.uniform(0, self.longest_wait_s),
             events=self.random.randint(2, 40),
             reset=self.random.random() < 0.5,
+            task=self.task,
         )
 
     def _request(self, stream: bool, n: int) -> tuple[str, dict[str, Any]]:

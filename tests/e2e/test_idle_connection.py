@@ -28,7 +28,11 @@ pytestmark = pytest.mark.e2e
 KEEP_ALIVE_S: Final = 5.0  # vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 GAPS_S: Final = (KEEP_ALIVE_S - 0.02, KEEP_ALIVE_S, KEEP_ALIVE_S + 0.02, 3.5)
 BURST: Final = 16
-BODY: Final[dict[str, Any]] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+BODY: Final[dict[str, Any]] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 1,
+}
 
 
 async def test_the_engine_does_close_idle_connections(engines: Mapping[str, Engine]) -> None:

@@ -19,7 +19,7 @@ WORDS: Final = (
     *("chunk", "error", "retry", "deadline", "{}", "[]", "->", "==", "!=", "0", "1", "42", "0x1f"),
     *("\n\n", "é", "ß", "漢字", "🙂", "<|end|>", "queue\n\t"),
 )
-PROMPT_CHARACTERS: Final = 4200  # a conversation beyond this is given up
+PROMPT_CHARACTERS: Final = 7000  # a conversation beyond this is given up
 TOOLS: Final = [
     {
         "type": "function",

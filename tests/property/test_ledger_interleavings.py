@@ -214,11 +214,13 @@ async def book(
     rows: list[tuple[str, int, int, int | None]], path: Path
 ) -> list[list[tuple[str, int, int, int, int]]]:
     ledger = SqliteLedger(path, price=price)
+    written: list[Future[None] | Future[bool]] = []
     for number, (task, request, seconds, nano) in enumerate(rows):
         row = opened(
             f"a{number}", task=task, request_id=f"r{request}", opened_at_us=NOON_US + seconds * 1_000_000
         )
-        await asyncio.gather(ledger.open(row), ledger.settle(settled(f"a{number}", charge=cost(nano))))
+        written += [ledger.open(row), ledger.settle(settled(f"a{number}", charge=cost(nano)))]
+    await asyncio.gather(*written)
     reports = []
     for by in ("task", "day"):
         report = await ledger.report(by)

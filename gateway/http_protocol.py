@@ -1,0 +1,109 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on a request's head, and answers in OpenAI's envelope.
+
+uvicorn reads a head of any size for any time, and loses the body of a request that offers an upgrade:
+Java's HTTP client offers `h2c` with every request unless it is told not to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ctxgate.gateway.errors import Kind, Refused, body_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_HEAD_BYTES: Final = 2**18
+HEAD_TIMEOUT_S: Final = 60.0
+_OF_AN_UPGRADE: Final = (b"upgrade", b"connection", b"http2-settings")
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection of a client."""
+
+    _head_bytes = 0
+    _head_open = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """A client connected; its first head is awaited."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; a head that grows or lasts too long ends the connection."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is not offered.")
+                return
+            self._stay_with_http(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("The request is not valid HTTP.")
+            return
+        if self._head_open:
+            self._head_bytes += len(data)
+            self._await_head()
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._head_open = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; that of an upgrade is read again without it."""
+        if self._upgrades():
+            return
+        self._head_open = False
+        self._head_bytes = 0
+        self._head_came()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is whole, unless it was only the head of one that offered an upgrade."""
+        if not self._upgrades():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, and close."""
+        body = body_of(Refused(Kind.INVALID_VALUE, msg))
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head % len(body) + body)
+        self.transport.close()
+
+    def _upgrades(self) -> bool:
+        return bool(self.parser.should_upgrade())
+
+    def _stay_with_http(self, rest: bytes) -> None:
+        """Answer a request that offers another protocol by this one, as RFC 9110 (7.8) allows."""
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        lines += [name + b": " + value for name, value in self.scope["headers"] if name not in _OF_AN_UPGRADE]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_timed_out)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self.transport.close()
