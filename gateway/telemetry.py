@@ -66,7 +66,11 @@ class Telemetry:
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, str], _Place] = {}
         self.registry = CollectorRegistry()
-        r = self.registry
+        self._add_attempts(self.registry)
+        self._add_state(self.registry)
+
+    def _add_attempts(self, r: CollectorRegistry) -> None:
+        """What requests and attempts came to."""
         self.requests = Counter(
             "ctxgate_requests",
             "Client requests by surface and HTTP status.",
@@ -98,12 +102,6 @@ class Telemetry:
         self.total = Histogram(
             "ctxgate_attempt_seconds", "Duration of an attempt.", place, buckets=_TOTAL_BUCKETS, registry=r
         )
-        replica = ["pool", "replica"]
-        self.in_flight = Gauge("ctxgate_in_flight", "Open attempts on a replica.", replica, registry=r)
-        self.healthy = Gauge(
-            "ctxgate_replica_healthy", "1 while a replica may be chosen.", replica, registry=r
-        )
-        self.clients = Gauge("ctxgate_open_requests", "Client requests being served.", registry=r)
         self.truncated = Counter(
             "ctxgate_stream_truncated", "Answers whose upstream broke off.", ["pool"], registry=r
         )
@@ -116,6 +114,15 @@ class Telemetry:
         self.plan_failures = Counter(
             "ctxgate_plan_failures", "Prompts forwarded as they came because planning failed.", registry=r
         )
+
+    def _add_state(self, r: CollectorRegistry) -> None:
+        """How things stand now."""
+        replica = ["pool", "replica"]
+        self.in_flight = Gauge("ctxgate_in_flight", "Open attempts on a replica.", replica, registry=r)
+        self.healthy = Gauge(
+            "ctxgate_replica_healthy", "1 while a replica may be chosen.", replica, registry=r
+        )
+        self.clients = Gauge("ctxgate_open_requests", "Client requests being served.", registry=r)
         self.ledger_pending = Gauge("ctxgate_ledger_pending", "Ledger steps not yet durable.", registry=r)
 
     def request(self, surface: str, status: int) -> None:

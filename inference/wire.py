@@ -8,7 +8,7 @@ text is never re-serialized (a re-serialized prompt is another prompt to the pre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -73,10 +73,12 @@ class _Known(msgspec.Struct):
     messages: list[msgspec.Raw] | None = None
 
 
-_KNOWN_FIELDS: Final = [(name, msgspec.Raw, _ABSENT) for name in sorted(KNOWN)]
-_KNOWN: Final[msgspec.json.Decoder[_Known]] = msgspec.json.Decoder(
-    msgspec.defstruct("_KnownMembers", _KNOWN_FIELDS, bases=(_Known,))
-)
+def _known_decoder() -> msgspec.json.Decoder[_Known]:
+    fields = [(name, msgspec.Raw, _ABSENT) for name in sorted(KNOWN)]
+    return msgspec.json.Decoder(cast("type[_Known]", msgspec.defstruct("_Members", fields, bases=(_Known,))))
+
+
+_KNOWN: Final = _known_decoder()
 
 
 Pieces: TypeAlias = "tuple[bytes | memoryview, ...]"

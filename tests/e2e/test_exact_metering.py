@@ -147,19 +147,21 @@ def check_crowd(gateway: Gateway, engine: Engine, seen: Sequence[Seen], task: st
 async def test_a_third_of_the_clients_leaving_changes_no_token(
     start_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:
-    engine = start_engine("narrow", "--max-num-seqs", "6")  # 64 connections: most calls wait
+    engine = start_engine("narrow", "--max-num-seqs", "10")  # 64 connections: most calls wait
     with serving(GatewayConfig(tmp_path, {"standard": [engine.url]}, {"abort_drain_s": DRAIN_S})) as gateway:
         before = settled_counters(engine)
-        seen = await crowd(gateway.url, TRUSTED_SECRET, Crowd("one choice", seed=41).visits(300), CONNECTIONS)
+        seen = await crowd(gateway.url, TRUSTED_SECRET, Crowd("one choice", seed=41, longest_answer=240).visits(300), CONNECTIONS)
         rows = check_crowd(gateway, engine, seen, "one choice")
         ended = Counter(row.settled.outcome for row in rows)
         unscheduled = [row for row in rows if row.settled.usage.prompt == 0]
+        stopped = [row for row in rows if row.settled.finish_reason == "abort" and row not in unscheduled]
         used = booked(rows)
-        print(f"{used}, {dict(ended)}, {len(unscheduled)} aborted in the queue")  # noqa: T201
+        print(f"{used}, {dict(ended)}, {len(unscheduled)} aborted in the queue, {len(stopped)} at work")  # noqa: T201
         assert used == engine.counters() - before
         assert sum(one.left for one in seen) >= 80
         assert ended[Outcome.CLIENT_DISCONNECTED] >= 30
         assert len(unscheduled) >= 5
+        assert len(stopped) >= 5
         assert all(row.settled.outcome is Outcome.CLIENT_DISCONNECTED for row in unscheduled)
         assert sum(row.settled.charge.total or 0 for row in unscheduled) == 0
         assert_priced(rows)

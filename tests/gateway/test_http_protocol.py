@@ -91,11 +91,9 @@ async def test_a_head_without_end_is_cut_off(gateway: Gateway, shape: str) -> No
         wire.send(start)
         for _ in range(64):
             wire.send(more)
-            if wire.writer.transport.is_closing():
-                break
-        answer = await wire.answer()
-        assert answer.status == 400
-    await until(lambda: not gateway.state.connections)
+        # The refusal itself may be lost in the flood; that the connection ends is what counts.
+        await until(lambda: not gateway.state.connections)
+    assert await gateway.rows() == []
 
 
 async def test_a_large_head_within_the_bound_is_read(gateway: Gateway) -> None:
