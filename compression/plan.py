@@ -74,4 +74,4 @@ def stream_options(body: Body) -> dict[str, object]:
     raw = body.get("stream_options")
     if raw is None or bytes(raw) == b"null":
         return {}
-    return _DICT.decode(raw)
+    return wire.decoded(_DICT, raw)

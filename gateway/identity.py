@@ -13,6 +13,7 @@ import msgspec
 
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Identified, Surface, Task
+from ctxgate.inference.wire import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ def conversation_root(inbound: Inbound, key: Key) -> bytes:
 
 def _role(message: msgspec.Raw) -> str | None:
     try:
-        return _ROLE.decode(message).role
+        return decoded(_ROLE, message).role
     except msgspec.DecodeError:
         return None  # the engine will say what is wrong with it
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ctxgate.inference.prompts import PromptError
+from ctxgate.inference.chat_messages import PromptError
 from ctxgate.inference.twin_requests import Refusal, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ctxgate.inference.prompts import PromptRenderer
     from ctxgate.inference.twin_requests import ChatRequest, CompletionRequest, Conversation
+
+
+class Renderer(Protocol):
+    """What makes tokens of a prompt."""
+
+    @property
+    def max_chars_per_token(self) -> int: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str: ...
 
 
 class Intake:
     """Renders and measures prompts for a window of `max_model_len` tokens."""
 
-    def __init__(self, renderer: PromptRenderer, max_model_len: int) -> None:
+    def __init__(self, renderer: Renderer, max_model_len: int) -> None:
         self.renderer = renderer
         self.max_model_len = max_model_len
 
@@ -81,7 +101,7 @@ class Intake:
         self._check_length(len(tokens))
         if not tokens:
             raise Refusal("You must pass at least one prompt")
-        size = self.renderer.tokenizer.get_vocab_size()
+        size = self.renderer.vocabulary_size
         unknown: Sequence[int] = [token for token in tokens if not 0 <= token < size]
         if unknown:
             raise Refusal(f"Token id {unknown[0]} is out of vocabulary")

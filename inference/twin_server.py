@@ -110,6 +110,7 @@ class TwinServer:
         self.engine = TwinEngine(self.twin)
         self.started = time.time()
         self.in_flight = 0
+        self._steps: asyncio.Task[None] | None = None
         self._pieces: dict[int, str] = {}
         self._logprobs = LogProbabilities(self.piece, self.vocabulary.words)
 
@@ -132,13 +133,13 @@ class TwinServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.engine.run())
+        self._steps = asyncio.create_task(self.engine.run())
         try:
             yield
         finally:
-            task.cancel()
+            self._steps.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await self._steps
 
     def piece(self, token: int) -> str:
         """The text of one token; empty for special ones."""
@@ -225,8 +226,9 @@ class TwinServer:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, _: Request) -> Response:
-        """Empty 200."""
-        return Response(status_code=200)
+        """Empty 200; 503 once the engine is dead."""
+        alive = self._steps is not None and not self._steps.done()
+        return Response(status_code=200 if alive else 503)
 
     async def version(self, _: Request) -> Response:
         """The vLLM version whose behaviour this is."""

@@ -8,12 +8,14 @@ text is never re-serialized (a re-serialized prompt is another prompt to the pre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+T = TypeVar("T")
 
 _WHITESPACE: Final = b" \t\r\n"
 _QUOTE: Final = 0x22
@@ -120,7 +122,7 @@ class Body:
     def members(self) -> Mapping[str, msgspec.Raw]:
         """Every member, in order; costs a scan of the body the first time."""
         if self._members is None:
-            self._members = _MEMBERS.decode(self.raw)
+            self._members = decoded(_MEMBERS, self.raw)
         return self._members
 
     def get(self, name: str) -> msgspec.Raw | None:
@@ -138,15 +140,18 @@ class Body:
         return value is not None and not (self.size(name) == len(b"null") and bytes(value) == b"null")
 
     def value(self, name: str) -> Any:
-        """The member decoded, or None when it is absent or null. Meant for small members."""
+        """The member decoded, or None when it is absent or null. Raises `msgspec.DecodeError`.
+
+        Meant for small members.
+        """
         value = self.get(name)
-        return None if value is None else _ANY.decode(value)
+        return None if value is None else decoded(_ANY, value)
 
     def items(self, name: str) -> list[msgspec.Raw]:
         """The elements of an array member, undecoded. Raises `msgspec.ValidationError` if it is no array."""
         if name == "messages" and self._known is not None and self._known.messages is not None:
             return self._known.messages
-        return _ITEMS.decode(self.get(name) or b"null")
+        return decoded(_ITEMS, self.get(name) or b"null")
 
     def kind(self, name: str) -> str:
         """The first character of a member's value (`[`, `{`, `"`, a digit, ...); empty when it is absent."""
@@ -157,6 +162,17 @@ class Body:
         """Bytes of a member's value; 0 when it is absent."""
         value = self.get(name)
         return 0 if value is None else memoryview(value).nbytes
+
+
+def decoded(decoder: msgspec.json.Decoder[T], value: bytes | msgspec.Raw) -> T:
+    """A part of a checked body. Raises `msgspec.DecodeError`, also for nesting beyond the parser's depth.
+
+    That depth is the interpreter's own, so that a part may be too deep where the whole was not.
+    """
+    try:
+        return decoder.decode(value)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 def parse(raw: bytes) -> Body:
@@ -201,11 +217,18 @@ def with_member(body: Body, name: str, value: bytes) -> Pieces:
     span = _member_span(body, name) if body.get(name) is not None else None
     if span is not None:
         replaced = splice(body.raw, [Edit(*span, value)])
-        if bytes(_MEMBERS.decode(b"".join(replaced)).get(name, _ABSENT)) == value:
+        if _reads(b"".join(replaced), name) == value:
             return replaced
     end = body.raw.rindex(b"}")
     comma = b"" if _is_empty(body.raw[:end]) else b","
     return splice(body.raw, [Edit(end, end, comma + msgspec.json.encode(name) + b":" + value)])
+
+
+def _reads(raw: bytes, name: str) -> bytes | None:
+    try:
+        return bytes(decoded(_MEMBERS, raw).get(name, _ABSENT))
+    except msgspec.DecodeError:  # repeated members have led the replacement into a text
+        return None
 
 
 def _is_empty(head: bytes) -> bool:

@@ -61,8 +61,8 @@ def run_plan(plan: Plan, folder: Path, absent: dict[str, str] | None = None) -> 
         bench = Bench(tools, cores, mock, folder)
         noise = Noise(running)
         first_rss = {one.name: measure.rss_mb(one.process.pid) for one in running}
+        _measure_memory(bench, plan, running, results)  # first: the rows' large bodies leave their mark
         _measure_rows(bench, plan, running, results)
-        _measure_memory(bench, plan, running, results)
         results.notes.append(noise.note())
         for one in running[1:]:
             pid = one.process.pid

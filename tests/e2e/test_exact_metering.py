@@ -150,7 +150,12 @@ async def test_a_third_of_the_clients_leaving_changes_no_token(
     engine = start_engine("narrow", "--max-num-seqs", "10")  # 64 connections: most calls wait
     with serving(GatewayConfig(tmp_path, {"standard": [engine.url]}, {"abort_drain_s": DRAIN_S})) as gateway:
         before = settled_counters(engine)
-        seen = await crowd(gateway.url, TRUSTED_SECRET, Crowd("one choice", seed=41, longest_answer=240).visits(300), CONNECTIONS)
+        seen = await crowd(
+            gateway.url,
+            TRUSTED_SECRET,
+            Crowd("one choice", seed=41, longest_answer=240).visits(300),
+            CONNECTIONS,
+        )
         rows = check_crowd(gateway, engine, seen, "one choice")
         ended = Counter(row.settled.outcome for row in rows)
         unscheduled = [row for row in rows if row.settled.usage.prompt == 0]

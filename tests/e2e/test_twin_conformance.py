@@ -125,7 +125,7 @@ def test_two_hundred_requests_hit_the_same_tokens(pair: tuple[Server, Server]) -
         assert len(prompt) == expected["prompt_tokens"]
         hits += cached > 0
         lost += cached < ideal.hit(prompt, request.body.get("cache_salt"))
-    print(f"{REQUESTS - len(differing)}/{REQUESTS} equal, {hits} hits, {lost} cut short by eviction")  # noqa: T201
+    print(f"{REQUESTS - len(differing)}/{REQUESTS} equal, {hits} hits, {lost} cut short by eviction")  # noqa: T201 - what a green run saw
     assert differing == []
     assert hits >= 100
     assert lost >= 40

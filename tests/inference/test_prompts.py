@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctxgate.inference.prompts import (
-    TINY,
-    PromptError,
-    PromptRenderer,
-    compile_template,
-    conversation,
-    tool_schema,
-)
+from ctxgate.inference.chat_messages import PromptError, conversation, tool_schema
+from ctxgate.inference.prompts import TINY, PromptRenderer, compile_template
 
 RENDERER = PromptRenderer()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -33,8 +33,8 @@ def twin(*, blocks: int = 1000, block_size: int = 32, window: int = 4096, shape:
     return Twin(shape, VOCABULARY, blocks=blocks, block_size=block_size, max_model_len=window)
 
 
-def job(name: str, prompt: Iterable[int], tokens: int = 1, **more: object) -> Job:
-    return replace(Job(name, list(prompt), tokens, ignore_eos=True), **more)  # type: ignore[arg-type]
+def job(name: str, prompt: Iterable[int], tokens: int = 1, **more: Any) -> Job:
+    return replace(Job(name, list(prompt), tokens, ignore_eos=True), **more)
 
 
 def run(engine: Twin, *jobs: Job) -> dict[str, list[Output]]:
@@ -157,7 +157,7 @@ def test_the_youngest_is_preempted_when_blocks_run_out_and_still_ends() -> None:
 
 
 def test_equal_jobs_get_equal_answers_and_seeds_differ() -> None:
-    def words(**more: object) -> list[int]:
+    def words(**more: Any) -> list[int]:
         return [output.token for output in run(twin(), job("a", [5] * 20, tokens=30, **more))["a"]]
 
     assert words() == words()

@@ -18,7 +18,16 @@ COMMAND: Final = (sys.executable, "-m", "ctxgate.gateway.cli", "twin")
 
 
 def test_it_says_where_it_listens_and_ends_on_a_signal() -> None:
-    options = ("--profile", "fast", "--max-model-len", "2048", "--block-size", "32", "--blocks", "65")
+    options: tuple[str, ...] = (
+        "--profile",
+        "fast",
+        "--max-model-len",
+        "2048",
+        "--block-size",
+        "32",
+        "--blocks",
+        "65",
+    )
     options += ("--served-model-name", "other")
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

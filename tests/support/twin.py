@@ -30,6 +30,16 @@ TEXT: Final = "/v1/completions"
 USAGE: Final = {"stream": True, "stream_options": {"include_usage": True}}
 
 
+def chat(**more: Any) -> dict[str, Any]:
+    """A chat body of five tokens."""
+    return {"model": "tiny", "messages": HELLO, "max_tokens": 5, "ignore_eos": True} | more
+
+
+def text(prompt: Any = "hello", **more: Any) -> dict[str, Any]:
+    """A completion body of five tokens."""
+    return {"model": "tiny", "prompt": prompt, "max_tokens": 5, "ignore_eos": True} | more
+
+
 @dataclass
 class Client:
     """What a test sees of a serving twin."""
