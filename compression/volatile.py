@@ -137,8 +137,8 @@ def _counters(text: str) -> Iterator[tuple[int, int]]:
     for match in patterns.NUMBERED.finditer(text):
         numbers.setdefault(match["word"].lower(), set()).add(match["value"])
     for match in found:
-        marked = bool(match["mark"])
-        if marked or len(numbers.get(match["word"].lower(), ())) < 2:
+        word = match["word"]
+        if word is None or match["mark"] or len(numbers.get(word.lower(), ())) < 2:
             yield match.span("value")
 
 

@@ -28,13 +28,13 @@ _ZONE: Final = (
     r"|[ ]?\(?[A-Z][a-z]{2,9}/[A-Z][A-Za-z_]{2,20}\)?)?"
 )
 _TIME: Final = (
-    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{{1,9}})?)?(?:[ ]?[AaPp]\.?[Mm]\b\.?)?{_ZONE}"
+    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{{1,9}})?)?(?:[ ]?(?:[AaPp]\.[Mm]\.|[AaPp][Mm]\b))?{_ZONE}"
 )
 _LEFT: Final = r"(?<![\w.])"  # no longer number or word begins further left
 _RIGHT: Final = r"(?![\w]|[.:,-]\d)"
 
 CLOCK: Final = re.compile(
-    rf"(?<![\w.-])(?:{_DATE}(?:T|,? (?:at )?|_|, ?){_TIME}"
+    rf"{_LEFT}(?<!\d-)(?:{_DATE}(?:T|,? (?:at )?|_|, ?){_TIME}"
     rf"|{_TIME}(?:,? (?:on )?){_DATE}"
     rf"|{_WEEKDAY} {_MONTH} [ ]?\d{{1,2}} {_TIME} {_YEAR}"
     rf"|{_YEAR}-\d\d-\d\d[T_-](?:[01]\d|2[0-3])[-_.][0-5]\d(?:[-_.][0-5]\d)?Z?"
@@ -83,6 +83,7 @@ USAGE_AFTER: Final = re.compile(
 )
 
 _EVENT: Final = r"step|turn|iteration|iter|round|attempt|request"
+# Words that count only where a mark says so: `run 3 tests` is an order, `run #3` a number.
 _NAMED_EVENT: Final = r"run|call|message|session|job|build|retry|query|loop|cycle|episode|invocation"
 COUNTER: Final = re.compile(
     rf"(?<![\w-])(?:(?P<word>{_EVENT})(?P<mark>[ ]?#|[ ](?:no\.|number|count|counter)|[_ ]?id)?"

@@ -299,7 +299,7 @@ class Attempt:
         return rates.charge(usage, self._held.routed.pool.rates, day)
 
     def _usage_of(self, reader: StreamReader) -> Usage:
-        return self._noted(metering.usage_of_stream(reader, self._terms.dialect, self._basis()))
+        return self._noted(metering.usage_of_stream(reader, self._basis()))
 
     def _usage_so_far(self) -> Usage:
         if self._reader is not None:

@@ -24,6 +24,7 @@ _HARMLESS: Final = (b"null", b"false", b"0")
 _POSITIVE: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _OPENING_BRACE: Final = 0x7B
 _SHOWN_NAME: Final = 128
+_LONGEST_OPTIONS: Final = 1024
 
 
 def read_inbound(
@@ -88,6 +89,8 @@ def _check_stream_options(body: Body, stream: bool) -> None:
     if not stream:
         message = "'stream_options' may only be set when 'stream' is true."
         raise Refused(Kind.INVALID_VALUE, message, "stream_options")
+    if body.size("stream_options") > _LONGEST_OPTIONS:
+        raise Refused(Kind.INVALID_VALUE, "'stream_options' is too long.", "stream_options")
     try:
         options = stream_options(body)
     except msgspec.DecodeError as error:

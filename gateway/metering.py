@@ -92,7 +92,7 @@ def usage_of_answer(facts: FinishFacts, dialect: UsageDialect, surface: Surface,
     return _filled(parsed, facts.text_bytes, events, basis)
 
 
-def usage_of_stream(reader: StreamReader, dialect: UsageDialect, basis: Basis) -> Metered:
+def usage_of_stream(reader: StreamReader, basis: Basis) -> Metered:
     """What a stream used, so far or in all."""
     parsed = reader.usage()
     # vLLM ends a call aborted in the queue without any finish reason, and its usage names the prompt.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.services import Services
 
 Grouping = Literal["task", "team", "pool", "model", "day"]
+_LAST_SECOND: Final = 2**40  # in microseconds it still fits the store's integers
 _DOCS_ASSETS: Final = "/docs/assets"
 
 
@@ -37,6 +38,7 @@ def management(application: Application) -> FastAPI:
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _failed)
     app.router.redirect_slashes = False
     _add_models(app, application)
     _add_usage(app, application)
@@ -69,6 +71,8 @@ def _add_models(app: FastAPI, application: Application) -> None:
         _caller(application, request)
         services = _services(application)
         found = services.config.models.get(name)
+        if not name:  # the list, by a client that ends its paths with a slash
+            return await models(request)
         if found is None:
             message = f"The model '{name[:128]}' does not exist or you do not have access to it."
             raise Refused(Kind.MODEL_NOT_FOUND, message, "model")
@@ -93,8 +97,8 @@ def _add_usage(app: FastAPI, application: Application) -> None:
     async def usage(
         request: Request,
         by: Annotated[Grouping, Query(description="what one row stands for")] = "task",
-        since: Annotated[int, Query(ge=0, description="Unix seconds, inclusive")] = 0,
-        until: Annotated[int | None, Query(ge=0, description="Unix seconds, exclusive")] = None,
+        since: Annotated[int, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, inclusive")] = 0,
+        until: Annotated[int | None, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, exclusive")] = None,
     ) -> Response:
         key = _caller(application, request)
         ledger = _services(application).ledger
@@ -165,6 +169,10 @@ async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)  # noqa: S101 - narrows a type; the handler is registered for it
     headers = {name.decode(): value.decode() for name, value in headers_of(error)}
     return Response(body_of(error), error.status, headers, "application/json")
+
+
+async def _failed(request: Request, _: Exception) -> Response:
+    return await _refused(request, Refused(Kind.INTERNAL, "The gateway failed to handle this request."))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -85,6 +85,7 @@ class Crowd:
     seed: int
     share: float = 1 / 3
     choices: Sequence[int] = (1,)
+    prompts: int = 1  # more than one: completions only
     longest_answer: int = 160
     longest_wait_s: float = 1.5
     model: str = "tiny"
@@ -121,6 +122,8 @@ class Crowd:
                 body["stream_options"] = {"include_usage": True}
         head = f"Head {self.random.randrange(4)}. " + "The rules stay the same all the time. " * 30
         tail = " ".join(self.random.choices(WORDS, k=self.random.randint(3, 300)))
+        if self.prompts > 1:
+            return "/v1/completions", body | {"prompt": [f"{i} {head}{tail}" for i in range(self.prompts)]}
         if self.random.random() < 0.6:
             messages = [{"role": "system", "content": head}, {"role": "user", "content": tail}]
             return "/v1/chat/completions", body | {"messages": messages}

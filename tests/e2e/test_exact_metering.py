@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 TRAJECTORIES: Final = Path(__file__).parents[3] / "shared" / "trajectories"
-MAX_CONTEXT: Final = 24_000  # prefill is quadratic on one core; it ends the long session, no other one
+MAX_CONTEXT: Final = 32_000  # prefill is quadratic on one core; it ends the long session, no other one
 CONNECTIONS: Final = 64
 DRAIN_S: Final = 60  # a busy machine may take long to end an aborted call
 CHAT: Final = "/v1/chat/completions"
@@ -171,6 +171,7 @@ async def test_a_third_of_the_clients_leaving_changes_no_token(
         assert sum(row.settled.charge.total or 0 for row in unscheduled) == 0
         assert_priced(rows)
         await check_several_choices(gateway, engine)
+        await check_several_prompts(gateway, engine)
 
 
 async def check_several_choices(gateway: Gateway, engine: Engine) -> None:
@@ -180,14 +181,31 @@ async def check_several_choices(gateway: Gateway, engine: Engine) -> None:
     had begun when a call was aborted, nobody tells. So the prompt is held between the two.
     """
     before = settled_counters(engine)
-    visits = Crowd("several", seed=43, choices=(2, 3), longest_answer=60).visits(60)
+    visits = Crowd("choices", seed=43, choices=(2, 3), longest_answer=60).visits(60)
     seen = await crowd(gateway.url, TRUSTED_SECRET, visits, CONNECTIONS)
-    rows = check_crowd(gateway, engine, seen, "several")
+    rows = check_crowd(gateway, engine, seen, "choices")
     used = engine.counters() - before
-    assert sum(row.settled.usage.output.value or 0 for row in rows) == used.generation
     prompts = sum(row.settled.usage.prompt or 0 for row in rows)
     assert prompts <= used.prompt <= 3 * prompts
+    check_outputs(rows, used.generation)
+
+
+async def check_several_prompts(gateway: Gateway, engine: Engine) -> None:
+    """Three prompts in a call and clients that leave: usage names them all, also those never begun."""
+    before = settled_counters(engine)
+    visits = Crowd("prompts", seed=47, prompts=3, longest_answer=60).visits(40)
+    seen = await crowd(gateway.url, TRUSTED_SECRET, visits, CONNECTIONS)
+    rows = check_crowd(gateway, engine, seen, "prompts")
+    used = engine.counters() - before
+    assert sum(row.settled.usage.prompt or 0 for row in rows) >= used.prompt
+    check_outputs(rows, used.generation)
+
+
+def check_outputs(rows: Sequence[Attempt], generation: int) -> None:
+    """All output is booked, and a call that made none costs nothing."""
+    assert sum(row.settled.usage.output.value or 0 for row in rows) == generation
     idle = [row for row in rows if row.settled.usage.output.value == 0]
+    assert idle
     assert all(row.settled.charge.total == 0 for row in idle)
 
 

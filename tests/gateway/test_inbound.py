@@ -26,17 +26,24 @@ if TYPE_CHECKING:
 PATHS = {Surface.CHAT: CHAT, Surface.COMPLETIONS: "/v1/completions", Surface.EMBEDDINGS: "/v1/embeddings"}
 COMPLETION = {"model": MODEL, "prompt": "x"}
 EMBEDDING = {"model": MODEL, "input": "x"}
+NO_NAME: list[Any] = [7, 1.5, True, [], {}, "", "x" * 5000]
+NO_LIST: list[Any] = [7, "hi", {}, True, []]
+NO_FLAG: list[Any] = [1, "true", [], {}, 0.0]
+NO_OPTIONS: list[Any] = [1, "x", [], True]
+NO_COUNT: list[Any] = [0, -1, 1.5, "16", True, [], {}]
+SET: list[Any] = [1, True, "x", {"a": 1}, [1]]
 C, T, E = Surface.CHAT, Surface.COMPLETIONS, Surface.EMBEDDINGS
-STREAMED = {"stream": True}
-# surface, changes to a valid body (None removes), kind, field named
+STREAMED: dict[str, Any] = {"stream": True}
+# surface, changes to a valid body (... removes), kind, field named
 WRONG: list[tuple[Surface, dict[str, Any], Kind, str]] = [
+    (C, STREAMED | {"stream_options": {"x": "y" * 2000}}, Kind.INVALID_VALUE, "stream_options"),
     (C, {"model": ...}, Kind.MISSING_FIELD, "model"),
     (C, {"model": None}, Kind.MISSING_FIELD, "model"),
-    *[(C, {"model": value}, Kind.INVALID_VALUE, "model") for value in (7, 1.5, True, [], {}, "", "x" * 5000)],
+    *[(C, {"model": value}, Kind.INVALID_VALUE, "model") for value in NO_NAME],
     (C, {"model": "nowhere"}, Kind.MODEL_NOT_FOUND, "model"),
     (C, {"messages": ...}, Kind.MISSING_FIELD, "messages"),
     (C, {"messages": None}, Kind.MISSING_FIELD, "messages"),
-    *[(C, {"messages": value}, Kind.INVALID_VALUE, "messages") for value in (7, "hi", {}, True, [])],
+    *[(C, {"messages": value}, Kind.INVALID_VALUE, "messages") for value in NO_LIST],
     (C, {"messages": [{"role": "user"}, "hi"]}, Kind.INVALID_VALUE, "messages[1]"),
     (C, {"messages": [None]}, Kind.INVALID_VALUE, "messages[0]"),
     (C, {"messages": [[]]}, Kind.INVALID_VALUE, "messages[0]"),
@@ -44,34 +51,31 @@ WRONG: list[tuple[Surface, dict[str, Any], Kind, str]] = [
     (T, {"prompt": None}, Kind.MISSING_FIELD, "prompt"),
     (E, {"input": ...}, Kind.MISSING_FIELD, "input"),
     (E, STREAMED, Kind.INVALID_VALUE, "stream"),
-    *[(C, {"stream": value}, Kind.INVALID_VALUE, "stream") for value in (1, "true", [], {}, 0.0)],
+    *[(C, {"stream": value}, Kind.INVALID_VALUE, "stream") for value in NO_FLAG],
     (C, {"stream_options": {"include_usage": True}}, Kind.INVALID_VALUE, "stream_options"),
     *[
         (C, STREAMED | {"stream_options": value}, Kind.INVALID_VALUE, "stream_options")
-        for value in (1, "x", [], True)
+        for value in NO_OPTIONS
     ],
     *[
         (C, STREAMED | {"stream_options": {name: value}}, Kind.INVALID_VALUE, f"stream_options.{name}")
         for name in ("include_usage", "continuous_usage_stats")
-        for value in (1, "true", [], {})
+        for value in NO_FLAG
     ],
     *[
         (surface, {name: value}, Kind.INVALID_VALUE, name)
         for surface in (C, T)
         for name in ("max_tokens", "max_completion_tokens", "n", "best_of")
-        for value in (0, -1, 1.5, "16", True, [], {})
+        for value in NO_COUNT
     ],
-    *[
-        (C, {name: value}, Kind.FORBIDDEN_FIELD, name)
-        for name in sorted(wire.ENGINE_FIELDS)
-        for value in (1, True, "x", {"a": 1}, [1])
-    ],
+    *[(C, {name: value}, Kind.FORBIDDEN_FIELD, name) for name in sorted(wire.ENGINE_FIELDS) for value in SET],
 ]
 
 
 def changed(surface: Surface, changes: dict[str, Any]) -> dict[str, Any]:
     """A valid body of a surface, changed."""
-    body = {C: HELLO, T: COMPLETION, E: EMBEDDING}[surface] | changes
+    valid: dict[Surface, dict[str, Any]] = {C: HELLO, T: COMPLETION, E: EMBEDDING}
+    body = valid[surface] | changes
     return {name: value for name, value in body.items() if value is not ...}
 
 
@@ -148,7 +152,7 @@ async def test_deep_nesting_near_the_parsers_limit_is_never_an_internal_error(
     statuses = set()
     upstream.default = plays(lambda exchange: exchange.respond(200, b"{}"))
     async with gateway.wire() as client:
-        for depth in range(800, 1001):
+        for depth in range(900, 1001):
             client.request(body=(template % ("[" * depth + "]" * depth)).encode(), headers=[bearer()])
             statuses.add((await client.answer()).status)
     assert statuses <= {200, 400}
@@ -169,8 +173,8 @@ async def test_a_number_beyond_any_float_where_an_integer_belongs_is_400(gateway
         assert (answer.status, answer.error["param"]) == (400, "max_tokens")
 
 
-async def test_a_million_members_are_read(gateway: Gateway, upstream: Upstream) -> None:
-    more = ",".join(f'"k{number}":0' for number in range(300_000))
+async def test_many_members_are_read(gateway: Gateway, upstream: Upstream) -> None:
+    more = ",".join(f'"k{number}":0' for number in range(100_000))
     body = f'{{"model":"m","stream":true,"messages":[{{"role":"user"}}],{more}}}'.encode()
     assert (await gateway.post(body)).status == 200
     assert upstream.calls[0].body == body[:-1] + b',"stream_options":{"include_usage":true}}'

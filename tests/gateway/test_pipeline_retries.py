@@ -264,14 +264,12 @@ async def test_gateways_p2_a_refused_pool_key_is_the_operators_fault_and_is_not_
 async def test_an_answer_that_is_none_is_a_fault_of_the_upstream(
     gateway: Gateway, upstream: Upstream, status: int
 ) -> None:
-    upstream.default = plays(
-        lambda exchange: (
-            exchange.write(
-                f"HTTP/1.1 {status} X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".encode()
-            )
-            or exchange.finish()
-        )
-    )
+    def write(exchange: Exchange) -> None:
+        head = f"HTTP/1.1 {status} X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
+        exchange.write(head.encode())
+        exchange.finish()
+
+    upstream.default = plays(write)
     answer = await gateway.post(HELLO)
     assert (answer.status, answer.error["code"]) == (502, "upstream_error")
     assert answer.header("location") == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from dataclasses import dataclass, field
 from datetime import date
@@ -14,7 +13,7 @@ from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
 from ctxgate.gateway.app import Application
-from ctxgate.gateway.commands.serve import make_server
+from ctxgate.gateway.commands.serve import listen, make_server
 from ctxgate.gateway.config import Config, Key, Limits, Listen, Model, Pool, Replica, Team
 from ctxgate.gateway.keys import digest
 from ctxgate.inference.rates import RateCard, Rates
@@ -92,7 +91,7 @@ class Gateway:
         assert not lifespan.should_exit
         loop, state = asyncio.get_running_loop(), ServerState()
         protocol: Any = settings.http_protocol_class
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        listener = listen("127.0.0.1", 0)
         server = await loop.create_server(
             lambda: protocol(config=settings, server_state=state, app_state={}, _loop=loop), sock=listener
         )
