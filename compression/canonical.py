@@ -29,7 +29,7 @@ DIGEST_BYTES: Final = 32
 MAX_DEPTH: Final = 200  # containers inside one another; deeper texts count as no JSON, at any stack depth
 MAX_INTEGER_DIGITS: Final = 4300  # more is refused by the engine's own reader
 
-_Value: TypeAlias = "str | bool | None | _Number | list[_Value] | dict[str, _Value]"
+_Value: TypeAlias = "str | bool | _Number | list[_Value] | dict[str, _Value] | None"
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 

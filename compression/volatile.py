@@ -11,7 +11,6 @@ one place (a test counts them), and the words before a match are looked at for a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from ctxgate.compression import volatile_patterns as patterns
 from ctxgate.compression.volatile_git import git_blocks
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterable, Iterator
 
 
@@ -41,8 +41,10 @@ class VolatileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VolatileSpan:
-    """`text[start:end]` is what changes; offsets are characters. `label` is the constant text before it
-    on its line, at most 64 characters."""
+    """`text[start:end]` is what changes; offsets are characters.
+
+    `label` is the constant text before it on its line, at most 64 characters.
+    """
 
     start: int
     end: int

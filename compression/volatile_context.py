@@ -9,21 +9,31 @@ REACH: Final = 64
 
 _WORDS: Final = re.compile(r"[A-Za-z]+(?:['\u2019][a-z]+)?|[^\sA-Za-z]")
 _EXAMPLE: Final = re.compile(
-    r"\b(?:e\.g|eg\b|examples?|for instance|such as|formats?|formatted|like|sample|default|iso ?8601|rfc ?\d{4})",
+    r"\b(?:e\.g|eg\b|examples?|for instance|such as|formats?|formatted|like|sample|default|iso ?8601"
+    r"|rfc ?\d{4})",
     re.IGNORECASE,
 )
-_LIMIT: Final = re.compile(r"\b(?:max(?:imum)?|min(?:imum)?|limit(?:ed)?(?: of| to)?|up to|at most|at least)[ _:]?$", re.IGNORECASE)
-_REFERENCE: Final = frozenset(
-    "see in from to after before than until per of at most least every each and or by through skip repeat "
-    "under with max maximum min minimum first next goto if when for".split()
+_LIMIT: Final = re.compile(
+    r"\b(?:max(?:imum)?|min(?:imum)?|limit(?:ed)?(?: of| to)?|up to|at most|at least)[ _:]?$", re.IGNORECASE
 )
-_NOW: Final = frozenset({"now", "today", "today's", "today\u2019s", "todays", "current", "currently", "current_time"})
-_TIME_WORDS: Final = frozenset({"time", "date", "datetime", "timestamp", "clock", "ts"})
-_TIMED: Final = _TIME_WORDS | {"epoch", "unix", "unixtime", "now", "at", "seconds", "millis", "milliseconds", "ms"}
-_CONNECTORS: Final = frozenset(
-    "is it it's it\u2019s the date time day datetime timestamp and utc gmt local system server here for you "
-    "in clock iso unix epoch seconds of a".split()
-) | frozenset("=:>\"'`*_(),-/[]{}|")
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_REFERENCE: Final = _set(
+    "see in from to after before than until per of at most least every each and or by through skip repeat "
+    "under with max maximum min minimum first next goto if when for"
+)
+_NOW: Final = _set("now today today's today\u2019s todays current currently")
+_TIME_WORDS: Final = _set("time date datetime timestamp clock ts")
+_TIMED: Final = _TIME_WORDS | _set("epoch unix unixtime now at seconds millis milliseconds ms")
+_CONNECTORS: Final = (
+    _set("is it it's it\u2019s the date time day datetime timestamp and utc gmt local system server")
+    | _set("here for you in clock iso unix epoch seconds of a")
+    | frozenset("=:>\"'`*_(),-/[]{}|")
+)
 _MARKUP: Final = frozenset("<>\"'`*_-([{#|.")
 _OWNERS: Final = frozenset(
     {"system", "local", "server", "session", "request", "wall", "user", "user's", "the", "utc", "env"}

@@ -28,7 +28,8 @@ _ZONE: Final = (
     r"|[ ]?\(?[A-Z][a-z]{2,9}/[A-Z][A-Za-z_]{2,20}\)?)?"
 )
 _TIME: Final = (
-    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{{1,9}})?)?(?:[ ]?(?:[AaPp]\.[Mm]\.|[AaPp][Mm]\b))?{_ZONE}"
+    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{1,9})?)?"
+    rf"(?:[ ]?(?:[AaPp]\.[Mm]\.|[AaPp][Mm]\b))?{_ZONE}"
 )
 _LEFT: Final = r"(?<![\w.])"  # no longer number or word begins further left
 _RIGHT: Final = r"(?![\w]|[.:,-]\d)"
@@ -43,7 +44,7 @@ CLOCK: Final = re.compile(
 TIME: Final = re.compile(rf"{_LEFT}{_TIME}{_RIGHT}")
 DATE: Final = re.compile(rf"(?<![\w./-]){_DATE}{_RIGHT}")
 EPOCH: Final = re.compile(rf"{_LEFT}1[5-9]\d{{8}}(?:\d{{3}}|\d{{6}}|\d{{9}})?(?:\.\d{{1,9}})?{_RIGHT}")
-EPOCH_MILLIS: Final = re.compile(rf"(?<![\w.,:/=-])1[5-9]\d{{11}}(?![\w.-])")
+EPOCH_MILLIS: Final = re.compile(r"(?<![\w.,:/=-])1[5-9]\d{11}(?![\w.-])")
 UUID: Final = re.compile(
     r"(?<![0-9A-Za-z])(?!0{8}-)[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
     r"(?![0-9A-Za-z-])"
@@ -56,7 +57,9 @@ TEMP_PATH: Final = re.compile(
     r"(?P<name>[\w.@+-]{1,128})"
 )
 PROCESS_PATH: Final = re.compile(r"(?<![\w.])/proc/(?P<name>\d{2,7})(?=/)")
-PID: Final = re.compile(r"(?<![\w.-])(?:pid|PID|process id|Process ID)[\"']?[ ]?[:=#]?[ ]?(?P<value>\d{2,7})(?![\w.])")
+PID: Final = re.compile(
+    r"(?<![\w.-])(?:pid|PID|process id|Process ID)[\"']?[ ]?[:=#]?[ ]?(?P<value>\d{2,7})(?![\w.])"
+)
 GIT_VALUE: Final = re.compile(
     r"(?<![\w-])(?:(?:git|current|active|working) branch|branch(?= ?[:=])|git (?:commit|revision|sha|head)"
     r"|(?:commit|revision|HEAD)(?= ?(?:[:=]|is at|at) )|HEAD is now at|checked[ -]out (?:branch|commit))"
@@ -65,20 +68,23 @@ GIT_VALUE: Final = re.compile(
     re.IGNORECASE,
 )
 
-_AMOUNT: Final = r"[$\u20ac\u00a3]?\d[\d,._]{0,20}[kKM%]?(?:[ ]?(?:/|of|out of)[ ]?[$\u20ac\u00a3]?\d[\d,._]{0,20}[kKM]?)?"
+_FIGURE: Final = r"[$\u20ac\u00a3]?\d[\d,._]{0,20}"
+_AMOUNT: Final = rf"{_FIGURE}[kKM%]?(?:[ ]?(?:/|of|out of)[ ]?{_FIGURE}[kKM]?)?"
 _METERED: Final = (
     r"(?:(?:input|output|context|total|completion|prompt) )?"
-    r"(?:tokens?|context(?: window)?|budget|credits?|quota|cost|spend|balance|requests?|messages?|turns?|steps?|calls?)"
+    r"(?:tokens?|context(?: window)?|budget|credits?|quota|cost|spend|balance"
+    r"|requests?|messages?|turns?|steps?|calls?)"
 )
 _STATE: Final = r"(?:left|remaining|used|spent|consumed|so far|to date|usage)"
 USAGE: Final = re.compile(
-    rf"(?<![\w-])(?:{_METERED}[ _]{_STATE}|(?:remaining|used|current|accumulated|session|estimated)[ _]{_METERED}"
-    rf")(?: is)?[\"']?[ ]?[:=>]?[ ]?(?P<value>{_AMOUNT})",
+    rf"(?<![\w-])(?:{_METERED}[ _]{_STATE}"
+    rf"|(?:remaining|used|current|accumulated|session|estimated)[ _]{_METERED})(?: is)?[\"']?[ ]?[:=>]?[ ]?(?P<value>{_AMOUNT})",
     re.IGNORECASE,
 )
 USAGE_AFTER: Final = re.compile(
     rf"(?<![\w.,$-])(?P<value>{_AMOUNT}) (?:{_METERED} |of (?:the |your )?{_METERED} )?"
-    r"(?:(?:is |are |has been |have been )?(?:left|remaining|used so far|used|spent so far|spent|consumed|so far))\b",
+    r"(?:is |are |has been |have been )?"
+    r"(?:left|remaining|used so far|used|spent so far|spent|consumed|so far)\b",
     re.IGNORECASE,
 )
 
@@ -88,11 +94,14 @@ _NAMED_EVENT: Final = r"run|call|message|session|job|build|retry|query|loop|cycl
 COUNTER: Final = re.compile(
     rf"(?<![\w-])(?:(?P<word>{_EVENT})(?P<mark>[ ]?#|[ ](?:no\.|number|count|counter)|[_ ]?id)?"
     rf"|(?:{_NAMED_EVENT})(?:[ ]?#|[ ](?:no\.|number)|[_ ]id))[\"']?(?:[ ]is)?[ ]?[:=>]?[ ]?"
-    r"(?P<value>\d{1,9}(?:[ ]?(?:/|of|out of)[ ]?\d{1,9})?)(?=$|[\s\"'<)\]}]?$|[.,;!)\]}<\"'](?:\D|$)|[\r\n])",
+    r"(?P<value>\d{1,9}(?:[ ]?(?:/|of|out of)[ ]?\d{1,9})?)"
+    r"(?=$|[\s\"'<)\]}]?$|[.,;!)\]}<\"'](?:\D|$)|[\r\n])",
     re.IGNORECASE | re.MULTILINE,
 )
 # Any number after an event's word: a text that has several numbers them for its own use.
-NUMBERED: Final = re.compile(rf"(?<![\w-])(?P<word>{_EVENT})s?[ ]?[#:]?[ ]?(?P<value>\d{{1,9}})", re.IGNORECASE)
+NUMBERED: Final = re.compile(
+    rf"(?<![\w-])(?P<word>{_EVENT})s?[ ]?[#:]?[ ]?(?P<value>\d{{1,9}})", re.IGNORECASE
+)
 
 
 def is_mixed_hex(text: str) -> bool:
@@ -110,7 +119,9 @@ def is_dense(text: str) -> bool:
 
 
 _TRAILING_NUMBER: Final = re.compile(r"[_.@-]\d{3,10}(?:\.[a-z]{1,8})?$")
-_MKDTEMP: Final = re.compile(r"tmp[a-z0-9_]{8}$|tmp[._-]?(?=[A-Za-z0-9_]{0,15}\d)[A-Za-z0-9_]{3,16}$|tmp\.\w{6,12}$")
+_MKDTEMP: Final = re.compile(
+    r"tmp[a-z0-9_]{8}$|tmp[._-]?(?=[A-Za-z0-9_]{0,15}\d)[A-Za-z0-9_]{3,16}$|tmp\.\w{6,12}$"
+)
 _RANDOM_SUFFIX: Final = re.compile(r"[._-](?=[A-Za-z]{0,11}\d)(?=\d{0,11}[A-Za-z])[A-Za-z0-9]{6,16}$")
 
 

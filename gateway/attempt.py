@@ -175,6 +175,8 @@ class Attempt:
 
     def _take(self, reader: StreamReader, chunk: bytes) -> bytes:
         """The bytes to forward for one chunk; `[DONE]` is kept back."""
+        if self._splitter.empty and reader.passes(chunk):
+            return chunk
         out: list[bytes] = []
         for event in self._splitter.feed(chunk):
             forwarded = reader.on_event(event)

@@ -98,7 +98,9 @@ def _add_usage(app: FastAPI, application: Application) -> None:
         request: Request,
         by: Annotated[Grouping, Query(description="what one row stands for")] = "task",
         since: Annotated[int, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, inclusive")] = 0,
-        until: Annotated[int | None, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, exclusive")] = None,
+        until: Annotated[
+            int | None, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, exclusive")
+        ] = None,
     ) -> Response:
         key = _caller(application, request)
         ledger = _services(application).ledger

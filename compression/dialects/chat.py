@@ -1,0 +1,202 @@
+"""Chat requests as views over the wire: what each message is, without converting any.
+
+A message is decoded when it is seen for the first time; later turns find what is known about it by a
+hash of its bytes. Its identity is what the model can tell of it:
+
+- texts are equal as `canonical` says: member order, white space and escapes do not count;
+- a member that is null is as good as missing;
+- the arguments of a tool call are a JSON value where they are JSON, else a text;
+- beside tool calls, content that is null, empty or missing is the same content;
+- an empty list of tool calls is none.
+
+Without tool calls, an assistant's empty content is not unified: engines refuse some of these forms and
+take others, and a form that was refused must never stand in for one that works.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import xxhash
+
+from ctxgate.compression.canonical import DIGEST_BYTES, canonical_form
+from ctxgate.compression.recent import Recent
+from ctxgate.inference.wire import NotJson, decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MEMO_ENTRIES: Final = 100_000
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXT: Final = msgspec.json.Decoder(str)
+_NULL: Final = b"null"
+_EMPTY: Final = b'""'
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one message.
+
+    `digest` is its identity, `role` empty where it has none. `varies`: clients are known to send the
+    same message in several forms that a template prints differently. `calls` are the ids of its tool
+    calls, `answers` the id of the call that a tool result answers.
+    """
+
+    digest: bytes
+    role: str
+    varies: bool = False
+    calls: tuple[str, ...] = ()
+    answers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFacts:
+    """The identity of one tool definition, and its name where it has one."""
+
+    digest: bytes
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """An assistant message and all results of its calls: messages `start` to `stop` - 1."""
+
+    start: int
+    stop: int
+
+
+class Views:
+    """Facts of messages and tools, remembered by the bytes they were seen in, per tenant."""
+
+    def __init__(self, entries: int = MEMO_ENTRIES) -> None:
+        self._messages: Recent[tuple[str, bytes], Facts] = Recent(entries)
+        self._tools: Recent[tuple[str, bytes], ToolFacts | None] = Recent(entries // 10)
+
+    def message(self, tenant: str, raw: msgspec.Raw | bytes) -> Facts:
+        """The facts of a message, decoded only if its bytes are new."""
+        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw)))
+        facts = self._messages.get(key)
+        if facts is None:
+            facts = facts_of(raw)
+            self._messages.put(key, facts)
+        return facts
+
+    def tool(self, tenant: str, raw: msgspec.Raw | bytes) -> ToolFacts | None:
+        """The facts of a tool definition, or None where it is no JSON object."""
+        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw)))
+        facts = self._tools.get(key)
+        if facts is None:
+            facts = tool_facts_of(raw)
+            self._tools.put(key, facts)
+        return facts
+
+
+def facts_of(raw: msgspec.Raw | bytes) -> Facts:
+    """The facts of one message. What cannot be read as a message is only equal to the same bytes."""
+    try:
+        members = _without_nulls(decoded(_MEMBERS, raw))
+        role = _text(members.get("role")) or ""
+        calls: list[dict[str, msgspec.Raw]] = []
+        if role == "assistant" and "tool_calls" in members:
+            calls = _calls(members)
+        digest = _digest(msgspec.json.encode(members), b"ctxgate message")
+    except (msgspec.DecodeError, NotJson, UnicodeError):
+        return Facts(_opaque(raw), "")
+    ids = tuple(_text(call.get("id")) or "" for call in calls)
+    answers = _text(members.get("tool_call_id")) if role == "tool" else None
+    return Facts(digest, role, bool(calls), ids, answers)
+
+
+def tool_facts_of(raw: msgspec.Raw | bytes) -> ToolFacts | None:
+    """The facts of one tool definition; the members of its wrapper that are null do not count."""
+    try:
+        members = _without_nulls(decoded(_MEMBERS, raw))
+        name = _text(members.get("name"))
+        if "function" in members:
+            function = _without_nulls(decoded(_MEMBERS, members["function"]))
+            name = _text(function.get("name"))
+            members["function"] = msgspec.Raw(msgspec.json.encode(function))
+        return ToolFacts(_digest(msgspec.json.encode(members), b"ctxgate tool"), name)
+    except (msgspec.DecodeError, NotJson, UnicodeError):
+        return None
+
+
+def rounds(messages: Sequence[Facts]) -> list[Round]:
+    """The rounds of a conversation, in order.
+
+    A round begins with an assistant message and ends before the next message that is no result of its
+    calls; results are known by id, so that a foreign one does not join.
+    """
+    found: list[Round] = []
+    at = 0
+    while at < len(messages):
+        start, at = at, at + 1
+        if messages[start].role != "assistant":
+            continue
+        calls = set(messages[start].calls)
+        while at < len(messages) and messages[at].role == "tool" and messages[at].answers in calls:
+            at += 1
+        found.append(Round(start, at))
+    return found
+
+
+def _calls(members: dict[str, msgspec.Raw]) -> list[dict[str, msgspec.Raw]]:
+    """The tool calls of an assistant message, whose members are brought to their common form in place."""
+    calls = [_call(raw) for raw in decoded(_ITEMS, members["tool_calls"])]
+    if not calls:
+        del members["tool_calls"]
+        return calls
+    members["tool_calls"] = msgspec.Raw(msgspec.json.encode(calls))
+    if _is(members.get("content"), _EMPTY):
+        del members["content"]
+    return calls
+
+
+def _call(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    call = _without_nulls(decoded(_MEMBERS, raw))
+    if "function" in call:
+        function = _without_nulls(decoded(_MEMBERS, call["function"]))
+        if "arguments" in function:
+            function["arguments"] = _arguments(function["arguments"])
+        call["function"] = msgspec.Raw(msgspec.json.encode(function))
+    return call
+
+
+def _arguments(raw: msgspec.Raw) -> msgspec.Raw:
+    """`[value]` for a text that is JSON, so that it is never mistaken for arguments that are no text."""
+    text = json.loads(bytes(raw))
+    if not isinstance(text, str):
+        return raw
+    value = text.encode("utf-8", "surrogatepass")
+    try:
+        canonical_form(value)
+    except NotJson:
+        return raw
+    return msgspec.Raw(b"[%s]" % value)
+
+
+def _without_nulls(members: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {name: value for name, value in members.items() if not _is(value, _NULL)}
+
+
+def _is(value: msgspec.Raw | None, text: bytes) -> bool:
+    return value is not None and memoryview(value).nbytes == len(text) and bytes(value) == text
+
+
+def _text(value: Any) -> str | None:
+    if value is None or memoryview(value)[0] != 0x22:
+        return None
+    return decoded(_TEXT, value)
+
+
+def _digest(text: bytes, person: bytes) -> bytes:
+    return blake2b(canonical_form(text), digest_size=DIGEST_BYTES, person=person).digest()
+
+
+def _opaque(raw: msgspec.Raw | bytes) -> bytes:
+    return blake2b(memoryview(raw), digest_size=DIGEST_BYTES, person=b"ctxgate opaque").digest()

@@ -1,0 +1,74 @@
+"""The shortcut for ordinary text changes nothing but the work: same bytes, same facts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxgate.inference.chat_stream import StreamReader, StreamTerms, ending
+from streams import DONE, KEEP_ALIVE, ROLE, TALK, choice, content, event, usage
+
+TEXTS = st.text(max_size=12) | st.sampled_from(
+    ['"usage":{}', '"finish_reason":null', "[DONE]", "data: {", "\n\n", '"error":{"message":"x"}', "event: e"]
+)
+EVENTS = st.one_of(
+    TEXTS.map(content),
+    st.builds(lambda text: event(choices=[choice("stop", content=text)]), TEXTS),
+    st.builds(lambda text: event(choices=[choice(reasoning=text)]), TEXTS),
+    st.builds(lambda n: event(choices=[choice(content="x")], usage=usage(9, n)), st.integers(1, 9)),
+    st.builds(lambda n: event(choices=[], usage=usage(9, n)), st.integers(1, 9)),
+    st.builds(lambda text: event(choices=[choice(content=text)], error={"message": text}), TEXTS),
+    st.builds(lambda text: b"event: error\n" + content(text), TEXTS),
+    st.sampled_from([KEEP_ALIVE, b'data: {"broken\n\n', b"data: {}\n\n", content("x", usage=None), DONE]),
+)
+TERMS = st.builds(
+    StreamTerms,
+    client_wants_usage=st.booleans(),
+    injected_continuous=st.booleans(),
+    fingerprint=st.none() | st.just("vllm-1"),
+)
+
+
+def facts(reader: StreamReader) -> tuple[object, ...]:
+    return (
+        reader.finish_reasons,
+        reader.done,
+        reader.error,
+        reader.events,
+        reader.usage(),
+        ending(reader, True),
+        reader.system_fingerprint,
+    )
+
+
+@given(st.lists(st.lists(EVENTS, min_size=1, max_size=4), max_size=8), TERMS)
+def test_the_shortcut_forwards_and_learns_what_reading_every_event_does(
+    reads: list[list[bytes]], terms: StreamTerms
+) -> None:
+    slow, fast = StreamReader(terms), StreamReader(terms)
+    expected: list[bytes] = []
+    forwarded: list[bytes] = []
+    for events in [[ROLE], [TALK[1]], *reads]:
+        expected += [out for one in events if (out := slow.on_event(one)) is not None]
+        chunk = b"".join(events)
+        if fast.passes(chunk):
+            forwarded.append(chunk)
+        else:
+            forwarded += [out for one in events if (out := fast.on_event(one)) is not None]
+    assert b"".join(forwarded) == b"".join(expected)
+    assert facts(fast) == facts(slow)
+
+
+def test_ordinary_text_takes_the_shortcut_and_is_counted() -> None:
+    reader = StreamReader()
+    assert not reader.passes(content("before any text: the time of the first one is measured"))
+    reader.on_event(content("four"))
+    assert reader.passes(content("five!") + content("six..."))
+    assert (reader.content_events, reader.text_bytes) == (3, 4 + 5 + 6)
+
+
+def test_half_an_event_does_not_take_the_shortcut() -> None:
+    reader = StreamReader()
+    reader.on_event(content("four"))
+    assert not reader.passes(content("five")[:-1])
+    assert not reader.passes(content("five") + content("six")[:-1])
