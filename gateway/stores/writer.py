@@ -123,8 +123,15 @@ class Writer:
         self._stage(_Settle(row, future))
 
     def _stage(self, operation: _Open | _Settle) -> None:
-        """Gather what one turn of the event loop brings; waking the thread costs more than writing a row."""
+        """Hand an operation to an idle writer now, to a busy one with what else this turn of the loop brings.
+
+        Waking the thread costs more than writing a row.
+        """
+        idle = not self.pending
         self._queued += 1
+        if idle:
+            self._queue.put((operation,))
+            return
         if not self._staged:
             operation.future.get_loop().call_soon(self._hand_over)
         self._staged.append(operation)
