@@ -41,6 +41,12 @@ _FIELDS: Final = (
     ("cache_salt", DivergenceKind.SALT),
     *((name, DivergenceKind.TEMPLATE_CHANGED) for name in TEMPLATE_FIELDS),
 )
+# The two texts are different elements, not two versions of one.
+_MOVED: Final = (
+    DivergenceKind.TOOLS_REORDERED,
+    DivergenceKind.HISTORY_REORDERED,
+    DivergenceKind.HISTORY_TRUNCATED,
+)
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -235,7 +241,7 @@ def _measured(site: _Site, one: _Side, two: _Side) -> Divergence:
     avoidable = sum(_size(elements[at]) for at in held)
     if site.index is not None:
         avoidable += -offset if site.at in held else common_prefix(a[offset:][::-1], b[offset:][::-1])
-    place = common_prefix(*site.texts)
+    place = 0 if site.kind in _MOVED else common_prefix(*site.texts)
     return Divergence(
         kind=site.kind,
         field=site.path,

@@ -89,9 +89,11 @@ def excerpt(text: str, at: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """On one line, with nothing that a terminal would act on."""
-    if not text:
-        return "(nothing)"
+    return printable(text) or "(nothing)"
+
+
+def printable(text: str) -> str:
+    """The text on one line, with nothing that a terminal would act on."""
     marks = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return "".join(marks.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
 

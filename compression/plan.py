@@ -1,7 +1,6 @@
 """The outgoing prompt and why it is what it is.
 
-At this point of the way only additions the gateway needs for metering are made; layout and context
-edits join here as further `PlanEdit`s.
+The edits of the layout come first; what the gateway adds for metering is made here.
 """
 
 from __future__ import annotations
@@ -33,17 +32,25 @@ class PromptPlan:
 
     outgoing: Pieces = field(repr=False)
     edits: tuple[PlanEdit, ...] = ()
+    layout_edits: int = 0  # how many of them the layout made
     injected_usage: bool = False
     injected_continuous: bool = False
 
 
-def plan(body: Body, *, stream: bool, served_model: str | None, continuous_usage: bool) -> PromptPlan:
-    """The body as it goes upstream.
+def plan(
+    body: Body,
+    *,
+    stream: bool,
+    served_model: str | None,
+    continuous_usage: bool,
+    laid: tuple[PlanEdit, ...] = (),
+) -> PromptPlan:
+    """The body as it goes upstream; `laid` are the layout's edits, which it already carries.
 
     A stream is asked for its usage, which the client sees only if it asked too; the model's name is
     replaced where the engine knows it by another. Everything else is the client's own bytes.
     """
-    edits: list[PlanEdit] = []
+    edits = list(laid)
     outgoing: Pieces = (body.raw,)
     if served_model is not None:
         outgoing = wire.with_member(body, "model", msgspec.json.encode(served_model))
@@ -61,7 +68,7 @@ def plan(body: Body, *, stream: bool, served_model: str | None, continuous_usage
         renamed = body if served_model is None else wire.parse(b"".join(outgoing))
         outgoing = wire.with_member(renamed, "stream_options", value)
         edits.append(PlanEdit("stream_options", "usage of the stream, for the ledger"))
-    return PromptPlan(outgoing, tuple(edits), stream and not asked, inject_continuous)
+    return PromptPlan(outgoing, tuple(edits), len(laid), stream and not asked, inject_continuous)
 
 
 def untouched(body: Body) -> PromptPlan:

@@ -78,11 +78,14 @@ _METERED: Final = (
 _STATE: Final = r"(?:left|remaining|used|spent|consumed|so far|to date|usage)"
 USAGE: Final = re.compile(
     rf"(?<![\w-])(?:{_METERED}[ _]{_STATE}"
-    rf"|(?:remaining|used|current|accumulated|session|estimated)[ _]{_METERED})(?: is)?[\"']?[ ]?[:=>]?[ ]?(?P<value>{_AMOUNT})",
+    rf"|(?:remaining|used|current|accumulated|session|estimated)[ _]{_METERED})"
+    rf"(?: is)?[\"']?[ ]?[:=>]?[ ]?(?P<value>{_AMOUNT})",
     re.IGNORECASE,
 )
+# A bare number is no amount of anything: `when 3 is used`. A share or a sum of money is.
 USAGE_AFTER: Final = re.compile(
-    rf"(?<![\w.,$-])(?P<value>{_AMOUNT}) (?:{_METERED} |of (?:the |your )?{_METERED} )?"
+    rf"(?<![\w.,$-])(?P<value>{_AMOUNT}(?= (?:{_METERED}|of (?:the |your )?{_METERED}) )"
+    rf"|[$\u20ac\u00a3]\d[\d,._]{{0,20}}|\d[\d.]{{0,6}}%) (?:{_METERED} |of (?:the |your )?{_METERED} )?"
     r"(?:is |are |has been |have been )?"
     r"(?:left|remaining|used so far|used|spent so far|spent|consumed|so far)\b",
     re.IGNORECASE,

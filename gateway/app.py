@@ -15,9 +15,11 @@ from ctxgate.gateway.edge import ClientGone, Reply, read_body, read_headers
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.flow import PATHS
+from ctxgate.gateway.forms import Forms
 from ctxgate.gateway.identity import authenticate
 from ctxgate.gateway.inbound import read_inbound
 from ctxgate.gateway.keys import KeyRing
+from ctxgate.gateway.layout import LayoutStage
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.gateway.routes import management
 from ctxgate.gateway.services import Services, random_id
@@ -126,7 +128,11 @@ class Application:
             log.warning("settled %d attempts that a dead gateway process had left open", len(crashed))
         client = UpstreamClient(self.config.limits.connect_timeout_s)
         fleet = Fleet(self.config.pools)
-        services = Services(self.config, self._keys, ledger, client, fleet, Telemetry())
+        telemetry = Telemetry()
+        layout = LayoutStage(
+            Forms(ledger.forms), lambda reason: telemetry.layout_dropped.labels(reason).inc()
+        )
+        services = Services(self.config, self._keys, ledger, client, fleet, telemetry, layout)
         prober = asyncio.create_task(_probe_all(services))
         self.services = services
         try:

@@ -337,12 +337,17 @@ class Attempt:
 
     def headers(self) -> Headers:
         """What the client is told beside the answer: its request id, and where the call went."""
-        return [
+        headers = [
             (b"x-request-id", self._row.request_id.encode()),
             (b"x-ctxgate-pool", self._row.pool.encode()),
             (b"x-ctxgate-replica", self._row.replica.encode()),
             (b"x-ctxgate-task", self._row.task.encode("latin-1", "replace")),
         ]
+        planned = self._held.routed.planned
+        if planned.plan.layout_edits:
+            layout = f"{planned.level}; edits={planned.plan.layout_edits}"
+            headers.append((b"x-ctxgate-layout", layout.encode()))
+        return headers
 
     def _wait_at_most(self, seconds: float) -> None:
         """Move the deadline of the exchange; once the client has gone, the drain's deadline stands."""

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "check": "check a configuration; errors name file, line and field",
     "keys": "make client keys; only their hashes are stored",
     "report": "tokens and dollars by task, team, pool, model or day",
+    "explain": "what a request would miss of the cache another one left; nothing is sent",
     "replay": "play recorded agent sessions against a gateway or a pool",
     "twin": "serve the model of a vLLM server, without a GPU",
     "demo": "two twins, the gateway and a working agent, then what it saved",

@@ -68,6 +68,7 @@ class Team:
 
     name: str
     organisation: str
+    layout: str = "off"  # the highest layout level of its requests: "off" or "safe"
 
 
 @dataclass(frozen=True, slots=True)

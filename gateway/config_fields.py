@@ -192,7 +192,15 @@ ORGANISATION: Final = Field(
     "The organisation that the team belongs to.",
     required=True,
 )
-TEAM_SECTION: Final = Section((ORGANISATION,), {"organization": "is spelled organisation here"})
+LAYOUT: Final = Field(
+    "layout",
+    choice("off", "safe"),
+    "How prompts are laid out for the prefix cache. `off`: they leave as they came. `safe`: tools, their "
+    "schemas and tool calls that are equal to ones the team sent before go out in the order and text of "
+    "their first sight. A request may ask for less with `x-ctxgate-layout`.",
+    "off",
+)
+TEAM_SECTION: Final = Section((ORGANISATION, LAYOUT), {"organization": "is spelled organisation here"})
 KEY_ID: Final = Field(
     "id", Name("the id of a key"), "Public name of the key in ledger and logs.", required=True
 )

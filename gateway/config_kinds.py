@@ -184,12 +184,19 @@ def choice(*options: str) -> Scalar[str]:
     wanted = " or ".join(f'"{option}"' for option in options) if few else "one of the known words"
 
     def read(place: Place) -> str:
+        if _is_word(place.node, options):
+            return str(place.node.value)
         value = text(place, wanted)
         if value not in options:
             place.fail(f"must be {wanted}{suggestion(value, options)}")
         return value
 
     return Scalar(read, " or ".join(f"`{option}`" for option in options), {"enum": list(options)})
+
+
+def _is_word(node: yaml.Node, options: Collection[str]) -> bool:
+    """Whether an option stands there unquoted that YAML itself reads as a truth value, such as `off`."""
+    return node.tag == BOOL and node.value in options
 
 
 def _flag(place: Place) -> bool:

@@ -177,7 +177,11 @@ def _teams(root: Values) -> dict[str, Team]:
     teams = root.get(f.TEAMS)
     if teams is None:
         return {}
-    return {name: Team(name, team.value[f.ORGANISATION]) for name, team in teams.found.items()}
+    return {name: _team(name, team.value) for name, team in teams.found.items()}
+
+
+def _team(name: str, values: Values) -> Team:
+    return Team(name, values[f.ORGANISATION], values[f.LAYOUT])
 
 
 def _keys(root: Values, teams: Mapping[str, Team]) -> tuple[Key, ...]:

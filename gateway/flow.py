@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.plan import PromptPlan
     from ctxgate.gateway.config import Key, Model, Pool, Replica
+    from ctxgate.gateway.layout import Level
     from ctxgate.gateway.ledger import AttemptOpened, Outcome
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
@@ -87,10 +88,11 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The outgoing prompt."""
+    """The outgoing prompt, and the layout level it was planned at."""
 
     allowed: Allowed
     plan: PromptPlan
+    level: Level
 
 
 @dataclass(frozen=True, slots=True)

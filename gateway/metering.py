@@ -11,6 +11,7 @@ import msgspec
 from ctxgate.compression.plan import stream_options
 from ctxgate.gateway.flow import Surface
 from ctxgate.inference.chat_stream import StreamTerms
+from ctxgate.inference.chunk_edit import top_level
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
 from ctxgate.inference.rates import format_usd
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
@@ -124,12 +125,14 @@ def with_cost(document: bytes, cost_nano: int) -> bytes:
     start, end = document.find(b"{"), document.rfind(b"}") + 1
     try:
         usage = bytes(_USAGE.decode(document[start:end]).usage)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return document
-    at = document.rfind(usage) if len(usage) > 2 and usage[:1] == b"{" else -1
-    if at < 0:
+    if len(usage) <= 2 or usage[:1] != b"{":
         return document
-    brace = at + len(usage) - 1
+    brace = document.rfind(usage) + len(usage) - 1
+    if document.find(usage) + len(usage) - 1 != brace:  # the same bytes stand elsewhere too
+        ends = [member.end for member in top_level(document[start:end]) if member.name == "usage"]
+        brace = start + ends[-1] - 1
     return b"".join((document[:brace], b',"cost":', format_usd(cost_nano).encode(), document[brace:]))
 
 

@@ -23,6 +23,7 @@ from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Routed
 from ctxgate.gateway.inbound import check_engine_fields
+from ctxgate.gateway.layout import Laid, Level, level_of
 from ctxgate.gateway.ledger import AttemptOpened
 from ctxgate.inference.estimate import estimate_prompt_tokens
 from ctxgate.routing.choose import choose
@@ -45,7 +46,7 @@ class Pipeline:
         """Answer one request. Raises `Refused` while nothing has been sent."""
         identified = identity.identify(inbound, self.services.keys.find)
         allowed = self.allow(identified)
-        planned = self.plan(allowed)
+        planned = await self.plan(allowed)
         tried: list[str] = []
         lost: set[str] = set()
         attempt: Attempt | None = None
@@ -74,20 +75,25 @@ class Pipeline:
         check_engine_fields(identified.inbound.body, identified.key.allow_engine_fields)
         return Allowed(identified, model, tuple(config.pools[p] for p in model.pools))
 
-    def plan(self, allowed: Allowed) -> Planned:
+    async def plan(self, allowed: Allowed) -> Planned:
         """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted."""
         inbound = allowed.identified.inbound
+        laid = Laid(inbound.body)
+        level = level_of(inbound, allowed.identified.key, self.services.config)
+        if level is not Level.OFF:
+            laid = await self.services.layout.lay_out(allowed.identified, self.services.now_us())
         try:
             plan = planning.plan(
-                inbound.body,
+                laid.body,
                 stream=inbound.stream,
                 served_model=allowed.model.served_name,
                 continuous_usage=allowed.pools[0].continuous_usage,
+                laid=laid.reasons,
             )
         except Exception:  # noqa: BLE001 - no defect in planning may fail a request that works without it
             self.services.telemetry.plan_failures.inc()
             plan = planning.untouched(inbound.body)
-        return Planned(allowed, plan)
+        return Planned(allowed, plan, level)
 
     def route(self, planned: Planned, tried: Collection[str]) -> Routed | None:
         """An untried replica of the model's default pool, or None when there is none left."""

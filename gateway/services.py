@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.config import Config, Pool
     from ctxgate.gateway.fleet import Fleet
     from ctxgate.gateway.keys import KeyRing
+    from ctxgate.gateway.layout import LayoutStage
     from ctxgate.gateway.ledger import Ledger
     from ctxgate.gateway.telemetry import Telemetry
     from ctxgate.inference.client import UpstreamClient
@@ -58,6 +59,7 @@ class Services:
     client: UpstreamClient
     fleet: Fleet
     telemetry: Telemetry
+    layout: LayoutStage
     now_us: Callable[[], int] = unix_us
     new_id: Callable[[], str] = random_id
     background: set[asyncio.Task[object]] = field(default_factory=set)

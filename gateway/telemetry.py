@@ -114,6 +114,12 @@ class Telemetry:
         self.plan_failures = Counter(
             "ctxgate_plan_failures", "Prompts forwarded as they came because planning failed.", registry=r
         )
+        self.layout_dropped = Counter(
+            "ctxgate_layout_dropped",
+            "Prompts forwarded as they came because their layout could not be used.",
+            ["reason"],
+            registry=r,
+        )
 
     def _add_state(self, r: CollectorRegistry) -> None:
         """How things stand now."""

@@ -26,7 +26,7 @@ def pass_on(status: int, body: bytes) -> tuple[int, bytes]:
         return refused.status, body_of(refused)
     try:
         document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         document = None
     error = document.get("error") if isinstance(document, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):

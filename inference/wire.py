@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WHITESPACE: Final = b" \t\r\n"
+_SEPARATORS: Final = _WHITESPACE + b","
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -65,6 +66,7 @@ KNOWN: Final = ENGINE_FIELDS | {
     "safety_identifier",
     "stream",
     "stream_options",
+    "tools",
     "user",
 }
 
@@ -234,6 +236,24 @@ def _reads(raw: bytes, name: str) -> bytes | None:
 def _is_empty(head: bytes) -> bool:
     """Whether the bytes before an object's last brace hold no member."""
     return len(head) < 64 and head.strip(_WHITESPACE) == b"{"
+
+
+def array_spans(body: Body, name: str) -> list[tuple[int, int]] | None:
+    """Where the elements of an array member lie in the bytes, or None when repeated members hide it.
+
+    Raises `msgspec.ValidationError` if it is no array.
+    """
+    items = body.items(name)
+    outer = _member_span(body, name)
+    if outer is None:
+        return None
+    spans: list[tuple[int, int]] = []
+    position = outer[0] + 1
+    for item in items:
+        while body.raw[position] in _SEPARATORS:
+            position += 1
+        spans.append((position, position := position + memoryview(item).nbytes))
+    return spans
 
 
 def _member_span(body: Body, name: str) -> tuple[int, int] | None:

@@ -28,7 +28,7 @@ from ctxgate.compression.recent import Recent
 from ctxgate.inference.wire import NotJson, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 MEMO_ENTRIES: Final = 100_000
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -36,6 +36,7 @@ _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _NULL: Final = b"null"
 _EMPTY: Final = b'""'
+_QUOTE: Final = 0x22
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def facts_of(raw: msgspec.Raw | bytes) -> Facts:
         if role == "assistant" and "tool_calls" in members:
             calls = _calls(members)
         digest = _digest(msgspec.json.encode(members), b"ctxgate message")
-    except (msgspec.DecodeError, NotJson, UnicodeError):
+    except (msgspec.DecodeError, ValueError):  # NotJson and undecodable bytes are ValueErrors
         return Facts(_opaque(raw), "")
     ids = tuple(_text(call.get("id")) or "" for call in calls)
     answers = _text(members.get("tool_call_id")) if role == "tool" else None
@@ -122,7 +123,7 @@ def tool_facts_of(raw: msgspec.Raw | bytes) -> ToolFacts | None:
             name = _text(function.get("name"))
             members["function"] = msgspec.Raw(msgspec.json.encode(function))
         return ToolFacts(_digest(msgspec.json.encode(members), b"ctxgate tool"), name)
-    except (msgspec.DecodeError, NotJson, UnicodeError):
+    except (msgspec.DecodeError, ValueError):  # NotJson and undecodable bytes are ValueErrors
         return None
 
 
@@ -169,10 +170,9 @@ def _call(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 def _arguments(raw: msgspec.Raw) -> msgspec.Raw:
     """`[value]` for a text that is JSON, so that it is never mistaken for arguments that are no text."""
-    text = json.loads(bytes(raw))
-    if not isinstance(text, str):
+    if memoryview(raw)[0] != _QUOTE:
         return raw
-    value = text.encode("utf-8", "surrogatepass")
+    value = json.loads(bytes(raw)).encode("utf-8", "surrogatepass")
     try:
         canonical_form(value)
     except NotJson:
@@ -180,7 +180,7 @@ def _arguments(raw: msgspec.Raw) -> msgspec.Raw:
     return msgspec.Raw(b"[%s]" % value)
 
 
-def _without_nulls(members: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+def _without_nulls(members: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     return {name: value for name, value in members.items() if not _is(value, _NULL)}
 
 
@@ -189,7 +189,7 @@ def _is(value: msgspec.Raw | None, text: bytes) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    if value is None or memoryview(value)[0] != 0x22:
+    if value is None or memoryview(value)[0] != _QUOTE:
         return None
     return decoded(_TEXT, value)
 

@@ -1,4 +1,4 @@
-"""The SQLite schema of the ledger and its forward-only migrations."""
+"""The SQLite schema of the ledger and of first-seen forms, and its forward-only migrations."""
 
 from __future__ import annotations
 
@@ -65,6 +65,16 @@ CREATE TABLE attempts (
 ) STRICT
 """
 
+_FORMS: Final = """
+CREATE TABLE forms (
+    tenant TEXT NOT NULL,
+    key BLOB NOT NULL CHECK (length(key) = 32),
+    text BLOB NOT NULL,
+    seen_us INTEGER NOT NULL,
+    PRIMARY KEY (tenant, key)
+) STRICT
+"""
+
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
         _ATTEMPTS,
@@ -73,6 +83,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX attempts_task ON attempts (task, opened_at_us)",
         "CREATE INDEX attempts_time ON attempts (opened_at_us)",
     ),
+    (_FORMS,),
 )
 """Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
 

@@ -17,6 +17,7 @@ from ctxgate.gateway.stores import recovery, schema, spill
 from ctxgate.gateway.stores.checkpoint import Checkpointer
 from ctxgate.gateway.stores.incarnation import Incarnation
 from ctxgate.gateway.stores.reader import LedgerReader
+from ctxgate.gateway.stores.sqlite_forms import SqliteForms
 from ctxgate.gateway.stores.writer import RETRY_DELAYS_S, Writer
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class SqliteLedger:
             busy_timeout_s=busy_timeout_s,
             retry_delays_s=retry_delays_s,
         )
+        self.forms = SqliteForms(path, self._writer, busy_timeout_s=busy_timeout_s)
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="ledger-reader")
         self._recovery = threading.Lock()  # held while the writer must not stop
         self._closed = False
@@ -163,6 +165,7 @@ class SqliteLedger:
     def _stop(self) -> None:
         with self._recovery:
             self._reports.shutdown()
+            self.forms.close()
             self._reader.close()  # before the writer's connection, which tidies up as the last one
             self._checkpointer.stop()
             self._writer.stop()

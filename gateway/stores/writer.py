@@ -213,7 +213,7 @@ class Writer:
         so their number is what a busy writer costs. What is not plain, such as an id seen before, is found
         out by writing one operation at a time.
         """
-        if self._refused:
+        if self._refused or _settled_before_opened(batch):
             return None
         opened = [operation.row for operation in batch if isinstance(operation, _Open)]
         settled = [operation.row for operation in batch if isinstance(operation, _Settle)]
@@ -373,6 +373,17 @@ class Writer:
             results[0][0].get_loop().call_soon_threadsafe(_deliver, results)
         except RuntimeError:  # the loop has ended, and with it whoever waited
             log.warning("%d ledger results had no event loop left to go to", len(results))
+
+
+def _settled_before_opened(batch: list[_Open | _Settle]) -> bool:
+    """Whether a settlement was queued before the opening of its attempt, which is its caller's defect."""
+    settled: set[str] = set()
+    for operation in batch:
+        if isinstance(operation, _Settle):
+            settled.add(operation.row.attempt_id)
+        elif operation.row.attempt_id in settled:
+            return True
+    return False
 
 
 def _deliver(results: Iterable[tuple[_Future, Result]]) -> None:

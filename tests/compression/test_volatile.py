@@ -177,6 +177,8 @@ NEGATIVE = [
     "sorted in O(n log n) for n = 1000000",
     "192.168.1.10 and 10.0.0.1:8080",
     "chapter 4, figure 2, table 3",
+    "When 3 is used, the 2 remaining ones are dropped.",
+    "Discounts of 20% apply; $50 per bag.",
     "",
 ]
 
@@ -409,9 +411,9 @@ def test_the_step_counter_matches_like_re_and_sees_what_explodes() -> None:
                 for start in range(0, len(text), 11):
                     match = pattern.match(text, start)
                     assert Steps(pattern, text).end(start) == (match and match.end()), (pattern, text)
-    exploding = Steps(re.compile("(?:a{1,9}){1,9}b"), "a" * 24)
+    exploding = Steps(re.compile("(?:a{1,9}){1,9}b"), "a" * 14)
     exploding.end(0)
-    assert exploding.count > 100_000
+    assert exploding.count > 4_000
 
 
 MEGABYTES = {"a", "0-", "tokens ", "aB3/"}

@@ -48,7 +48,7 @@ async def test_the_engine_does_close_idle_connections(engines: Mapping[str, Engi
     writer.close()
 
 
-async def test_requests_around_the_idle_time_out_all_succeed(
+async def test_api_a14_routing_e9_requests_around_the_idle_time_out_all_succeed(
     engines: Mapping[str, Engine], tmp_path: Path
 ) -> None:
     """Bursts, so that many pooled connections are idle at once, spaced to meet the engine's closing."""

@@ -42,9 +42,9 @@ async def test_an_upgrade_that_is_not_offered_does_not_lose_the_body(
 
 async def test_the_body_of_an_upgrade_may_come_later_and_in_parts(gateway: Gateway) -> None:
     body = json.dumps(HELLO).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: {bearer()[1]}\r\nupgrade: h2c\r\nconnection: upgrade\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: {bearer()[1]}\r\nconnection: upgrade\r\n"
     async with gateway.wire() as wire:
-        wire.send(head.encode() + b"content-length: %d\r\n\r\n" % len(body))
+        wire.send(head.encode() + b"upgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(body))
         await until(lambda: gateway.state.tasks)
         wire.send(body[:9])
         wire.send(body[9:])

@@ -304,4 +304,4 @@ async def test_a_stream_that_was_asked_for_and_refused_is_no_stream(
     answer = await gateway.post(STREAM)
     assert answer.status == 503
     assert answer.error["type"] == "server_error"
-    assert CHAT == upstream.calls[0].path
+    assert upstream.calls[0].path == CHAT

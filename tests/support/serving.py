@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ctxgate.gateway.keys import digest
 from ctxgate.gateway.stores.sqlite import SqliteLedger
-from support.ledgers import price
 from support.gateway import ALPHA, BETA, MODEL
+from support.ledgers import price
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

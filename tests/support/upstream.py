@@ -335,7 +335,8 @@ class Upstream:
             self.probes += 1
             exchange.respond(self.health_status, b"")
         elif exchange.path == "/v1/models":
-            exchange.respond(200, json.dumps(self.models).encode())
+            raw = self.models if isinstance(self.models, bytes) else json.dumps(self.models).encode()
+            exchange.respond(200, raw)
         else:
             exchange.respond(404, b'{"detail":"Not Found"}')
 

@@ -1,0 +1,104 @@
+"""Whether a rewritten request may be sent: one checker for every outgoing body that was edited.
+
+The rules are those of the wire and of chat templates. A client's own faults are its own: an edited body
+is refused for what it makes worse, never for what was wrong before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ctxgate.inference.wire import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ctxgate.compression.dialects.chat import Facts
+    from ctxgate.compression.layout import Prompt
+
+MAX_GROWTH: Final = 0.01
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FORMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_STRING: Final = msgspec.json.Decoder(str)
+
+
+class Invalid(Exception):
+    """An edited body must not be sent. `reason` is one word of a small set."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def check_same(before: Prompt, after: Prompt) -> None:
+    """Check that a rewritten prompt is the same prompt in another form. Raises `Invalid`.
+
+    The same messages in the same order, the same tools (each once, in any order), and no call or result
+    that is worse off than before.
+    """
+    if len(after.facts) != len(before.facts):
+        raise Invalid("count")
+    if [facts.role for facts in after.facts] != [facts.role for facts in before.facts]:
+        raise Invalid("roles")
+    if [facts.digest for facts in after.facts] != [facts.digest for facts in before.facts]:
+        raise Invalid("messages")
+    if pairing_faults(after.facts) - pairing_faults(before.facts):
+        raise Invalid("pairing")
+    if (before.tools is None) != (after.tools is None):
+        raise Invalid("tools")
+    if Counter(before.tools or ()) != Counter(after.tools or ()):
+        raise Invalid("tools")
+
+
+def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
+    """What is wrong between tool calls and results: how often each fault occurs.
+
+    `orphan`: a result without a call before it; `twice`: a second result of one call; `unanswered`: a
+    call without a result before the next message that is no result, the last message excepted.
+    """
+    faults: Counter[str] = Counter()
+    called: set[str] = set()
+    answered: set[str] = set()
+    waiting: set[str] = set()
+    for facts in messages:
+        if facts.role == "tool":
+            answer = facts.answers or ""
+            faults["orphan"] += answer not in called
+            faults["twice"] += answer in answered and answer not in waiting
+            answered.add(answer)
+            waiting.discard(answer)
+            continue
+        faults["unanswered"] += len(waiting)
+        waiting = set(facts.calls)
+        called |= waiting
+    return faults
+
+
+def check_length(before: bytes, after: bytes, pieces: Sequence[tuple[bytes, bytes]]) -> None:
+    """Check that edits make a prompt at most 1 % longer. Raises `Invalid`.
+
+    `pieces` are the texts that were replaced, each with what replaces it. White space between the parts
+    of JSON does not count where the bytes grow by more: no engine gives it to the model.
+    """
+    allowed = int(len(before) * MAX_GROWTH)
+    if len(after) - len(before) <= allowed:
+        return
+    if sum(_printed(new) - _printed(old) for old, new in pieces) > allowed:
+        raise Invalid("longer")
+
+
+def _printed(text: bytes) -> int:
+    """Bytes of a message or tool without white space between the parts of its JSON and its arguments'."""
+    size = len(msgspec.json.format(text, indent=-1))
+    try:
+        calls = decoded(_FORMS, decoded(_MEMBERS, text)["tool_calls"])
+        functions = [decoded(_MEMBERS, decoded(_MEMBERS, call)["function"]) for call in calls]
+        for function in functions:
+            arguments = decoded(_STRING, function["arguments"]).encode()
+            size -= len(arguments) - len(msgspec.json.format(arguments, indent=-1))
+    except (KeyError, msgspec.DecodeError):
+        return size  # no tool calls, or arguments that are no JSON
+    return size

@@ -1,0 +1,133 @@
+"""`ctxgate explain`: what a request would miss of the cache another one left. Nothing is sent."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ctxgate.compression.diverge import NotChat, diverge
+from ctxgate.gateway.config_load import ConfigError, load
+from ctxgate.gateway.explain import Explanation, Price, as_json, as_text
+from ctxgate.gateway.explain_count import Renderer, count
+from ctxgate.inference import wire
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ctxgate.inference.wire import Body
+
+DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's own default on GPUs
+
+
+class Unusable(Exception):
+    """A file or an argument that cannot be explained; the text says why."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("--request", type=Path, required=True, metavar="A.json", help="the chat request that was sent first")
+    add("--after", type=Path, required=True, metavar="B.json", help="the one sent after it, to be explained")
+    add("--json", action="store_true", help="the same as JSON")
+    add(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="model folder to count with: tokenizer.json and tokenizer_config.json (default: the twin's)",
+    )
+    add("--block-size", type=_positive, default=DEFAULT_BLOCK_SIZE, metavar="N", help="tokens per cache block")
+    add("-c", "--config", type=Path, help="configuration whose rates price what is lost")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation; 2 for files or arguments that allow none."""
+    try:
+        explanation = _explain(args)
+    except Unusable as error:
+        print(f"ctxgate explain: {error}", file=sys.stderr)
+        return 2
+    print(as_json(explanation) if args.json else as_text(explanation), end="")
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> Explanation:
+    before, after = _body(args.request), _body(args.after)
+    price = None if args.config is None else _price(args.config, after)
+    renderer = _renderer(args.tokenizer)
+    try:
+        first = diverge(before, after)
+        effective = first if first.rendered else diverge(before, after, rendered_only=True)
+    except NotChat as error:
+        raise Unusable(str(error)) from None
+    tokens, spans = count(before, after, effective, renderer, args.block_size)
+    return Explanation(args.request.name, args.after.name, first, effective, tokens, spans, price)
+
+
+def _body(path: Path) -> Body:
+    try:
+        body = wire.parse(path.read_bytes())
+    except OSError as error:
+        raise Unusable(f"{path}: cannot be read: {error.strerror}") from None
+    except (wire.NotJson, wire.NotAnObject) as error:
+        raise Unusable(f"{path}: {error}") from None
+    problem = _problem(body)
+    if problem:
+        raise Unusable(f"{path}: {problem}")
+    return body
+
+
+def _problem(body: Body) -> str | None:
+    """What keeps a body from being a chat request, in the words of its fields."""
+    try:
+        request: dict[str, Any] = msgspec.json.decode(body.raw)
+    except msgspec.DecodeError as error:  # a text or a number that no reader takes
+        return f"is not valid JSON: {error}"
+    messages, tools = request.get("messages"), request.get("tools")
+    if not isinstance(messages, list) or not messages:
+        return "is no chat request: `messages` must be an array with at least one message"
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"`messages[{at}]` must be an object with a `role`"
+    if tools is not None and not isinstance(tools, list):
+        return "`tools` must be an array"
+    for at, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
+            return f"`tools[{at}]` must be an object with a `function`"
+    return None
+
+
+def _renderer(folder: Path | None) -> Renderer | None:
+    try:
+        return Renderer.load(folder)
+    except ImportError:
+        if folder is None:
+            return None
+        raise Unusable("--tokenizer needs the extra `twin`: pip install 'ctxgate[twin]'") from None
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+
+
+def _price(path: Path, after: Body) -> Price:
+    """The rates of the default pool of the model that the second request asks for, of today (UTC)."""
+    try:
+        config = load(path)
+    except ConfigError as error:
+        raise Unusable(str(error)) from None
+    name = after.value("model")
+    model = config.models.get(name) if isinstance(name, str) else None
+    if model is None:
+        known = ", ".join(sorted(config.models))
+        raise Unusable(f"{path}: the second request's model is not in it; known are {known}")
+    pool = config.pools[model.pools[0]]
+    return Price(pool.name, pool.rates, datetime.now(UTC).date())

@@ -1,0 +1,260 @@
+"""What a second request would miss of the cache that a first one left, in prose and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxgate.compression.divergence import DivergenceKind, printable
+from ctxgate.inference.rates import charge, format_usd
+from ctxgate.inference.usage import Usage, measured
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from ctxgate.compression.divergence import Divergence
+    from ctxgate.compression.volatile import VolatileKind
+    from ctxgate.inference.rates import RateCard
+
+_SHOWN: Final = 60  # characters of a volatile span and the words before it
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The second prompt's tokens: those found in the cache, those lost, and the rest, which is new.
+
+    `counted` says how: by the tokenizer of that name with the engine's hit rule for blocks of
+    `block_size`, or, where it is None, at four bytes a token.
+    """
+
+    prompt: int
+    cached: int
+    lost: int
+    counted: str | None
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCost:
+    """A volatile span of the head, and the tokens that are read anew each time it changes."""
+
+    field: str
+    kind: VolatileKind
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The rates that the second request would be charged by."""
+
+    pool: str
+    card: RateCard
+    day: date
+
+    def of_miss(self, prompt: int, cached: int, lost: int) -> int:
+        """Nano-dollars that `lost` tokens of a prompt cost more than they would as cached ones."""
+        paid, unbroken = (
+            charge(Usage(measured(prompt - hit), measured(hit), measured(0)), self.card, self.day).total or 0
+            for hit in (cached, cached + lost)
+        )
+        return paid - unbroken
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that is known of a pair of requests.
+
+    `first` is the first difference of the bytes, `effective` the first that the prompt shows.
+    """
+
+    before: str
+    after: str
+    first: Divergence
+    effective: Divergence
+    tokens: Tokens
+    spans: tuple[SpanCost, ...]
+    price: Price | None = None
+
+    @property
+    def cost_nano(self) -> int | None:
+        """What the lost tokens cost, None without rates."""
+        if self.price is None:
+            return None
+        return self.price.of_miss(self.tokens.prompt, self.tokens.cached, self.tokens.lost)
+
+    def span_nano(self, span: SpanCost) -> int | None:
+        """What one change of a volatile span costs, None without rates."""
+        if self.price is None:
+            return None
+        lost = min(span.tokens, self.tokens.prompt)
+        return self.price.of_miss(self.tokens.prompt, self.tokens.prompt - lost, lost)
+
+
+def as_text(explanation: Explanation) -> str:
+    """Paragraphs for a reader: the difference, what it costs, the volatile head, the fix."""
+    first, effective = explanation.first, explanation.effective
+    lines = [f"What {explanation.after} would miss, sent after {explanation.before}:", "", first.prose()]
+    if first.kind is not DivergenceKind.EXTENDS:
+        lines.append(f"  {_where(first)}")
+    if effective != first:
+        lines += ["That does not reach the prompt as vLLM renders it. The first difference that does:"]
+        lines += [effective.prose()]
+        if effective.kind is not DivergenceKind.EXTENDS:
+            lines.append(f"  {_where(effective)}")
+    lines += ["", *_token_lines(explanation)]
+    if explanation.spans:
+        lines += ["", f"Text in the head of {explanation.after} that looks as if it changes by itself:"]
+        lines += [_span_line(explanation, span) for span in explanation.spans]
+    lines += ["", f"Fix: {advice(explanation)}"]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(explanation: Explanation) -> str:
+    """The same as a JSON object; money as integer nano-dollars and as a decimal string."""
+    tokens = explanation.tokens
+    record = {
+        "first": _record(explanation.first),
+        "effective": _record(explanation.effective),
+        "tokens": {
+            "prompt": tokens.prompt,
+            "cached": tokens.cached,
+            "lost": tokens.lost,
+            "counted_by": tokens.counted,
+            "block_size": tokens.block_size if tokens.counted else None,
+        },
+        "cost": _cost_record(explanation),
+        "volatile_head": [
+            {
+                "field": span.field,
+                "kind": span.kind.value,
+                "text": span.text,
+                "tokens_per_change": span.tokens,
+                "nano_usd_per_change": explanation.span_nano(span),
+            }
+            for span in explanation.spans
+        ],
+        "fix": advice(explanation),
+    }
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def advice(explanation: Explanation) -> str:
+    """How to keep the prefix, to the client's author."""
+    effective = explanation.effective
+    if effective.kind is not DivergenceKind.EXTENDS:
+        return _ADVICE[effective.kind]
+    if explanation.spans:
+        return _ADVICE[DivergenceKind.VOLATILE_IN_HEAD]
+    if explanation.first.kind is not DivergenceKind.EXTENDS:
+        return (
+            "nothing is lost with vLLM. Other engines may see the difference: "
+            + _ADVICE[explanation.first.kind]
+        )
+    return _ADVICE[DivergenceKind.EXTENDS]
+
+
+def shorten(text: str) -> str:
+    """A span and the words before it on one line, at most `_SHOWN` characters."""
+    shown = printable(text)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "\u2026"
+
+
+def _where(divergence: Divergence) -> str:
+    kind = divergence.kind.value
+    if divergence.volatile is not None:
+        kind += f" ({divergence.volatile.value})"
+    if divergence.index is None:
+        return kind
+    element = "tools" if divergence.field.startswith("tools") else "messages"
+    return f"{kind} at {divergence.field}, byte {divergence.offset} of {element}[{divergence.index}]"
+
+
+def _token_lines(explanation: Explanation) -> list[str]:
+    tokens = explanation.tokens
+    new = tokens.prompt - tokens.cached - tokens.lost
+    mark = "" if tokens.counted else "~"
+    how = (
+        f"counted by {tokens.counted}, cached in blocks of {tokens.block_size}"
+        if tokens.counted
+        else "estimated at 4 bytes a token"
+    )
+    lines = [
+        f"{mark}{tokens.prompt:,} prompt tokens ({how}):",
+        f"  {mark}{tokens.cached:,} stay cached",
+        f"  {mark}{tokens.lost:,} lost: cached by {explanation.before}, and read anew",
+        f"  {mark}{new:,} new",
+    ]
+    if explanation.effective.kind is DivergenceKind.TEMPLATE_CHANGED:
+        lines.append("  This is the worst case: a template that ignores the field loses nothing.")
+    cost = explanation.cost_nano
+    if cost is not None and explanation.price is not None:
+        lines.append(f"The lost tokens cost {mark}${format_usd(cost)} more, at the rates of pool {explanation.price.pool}.")
+    return lines
+
+
+def _span_line(explanation: Explanation, span: SpanCost) -> str:
+    mark = "" if explanation.tokens.counted else "~"
+    cost = explanation.span_nano(span)
+    money = "" if cost is None else f" (${format_usd(cost)})"
+    return (
+        f"  {span.field}: {span.kind.value}, {shorten(span.text)!r}: "
+        f"{mark}{span.tokens:,} tokens{money} per turn in which it changes"
+    )
+
+
+def _record(divergence: Divergence) -> dict[str, Any]:
+    return {
+        "kind": divergence.kind.value,
+        "field": divergence.field,
+        "index": divergence.index,
+        "offset": divergence.offset,
+        "volatile": divergence.volatile.value if divergence.volatile else None,
+        "rendered": divergence.rendered,
+        "kept_bytes": divergence.kept_bytes,
+        "avoidable_bytes": divergence.avoidable_bytes,
+        "before": divergence.before_excerpt,
+        "after": divergence.after_excerpt,
+    }
+
+
+def _cost_record(explanation: Explanation) -> dict[str, Any] | None:
+    cost = explanation.cost_nano
+    if cost is None or explanation.price is None:
+        return None
+    return {"pool": explanation.price.pool, "lost_nano_usd": cost, "lost_usd": format_usd(cost)}
+
+
+_ADVICE: Final = {
+    DivergenceKind.EXTENDS: "nothing; this is how a conversation should grow.",
+    DivergenceKind.MODEL_CHANGED: "keep one model for a conversation; each model reads the prompt for itself.",
+    DivergenceKind.SALT: "send the same `cache_salt` with all requests that may share a prefix.",
+    DivergenceKind.TEMPLATE_CHANGED: "send the same value in every request of a conversation.",
+    DivergenceKind.TOOLS_CHANGED: (
+        "declare all tools from the first request on. Tools stand before the history in most templates, so "
+        "a tool that comes late or goes early costs the whole conversation once."
+    ),
+    DivergenceKind.TOOLS_REORDERED: "send the tools in one order: sort them, or keep them in a list, not a set.",
+    DivergenceKind.TOOLS_RESERIALIZED: (
+        "write each schema once and send the same text again, or serialize with a fixed order of keys."
+    ),
+    DivergenceKind.SYSTEM_CHANGED: (
+        "keep the system prompt as it was first sent, and put what changes into the last user message."
+    ),
+    DivergenceKind.VOLATILE_IN_HEAD: (
+        "take it out of the head. Put it at the end of the last user message, or let a tool tell it; a date "
+        "without the time of day changes once a day."
+    ),
+    DivergenceKind.HISTORY_EDITED: (
+        "send earlier messages as they were first sent, and say corrections in a new message."
+    ),
+    DivergenceKind.HISTORY_REORDERED: "send earlier messages in the order in which they were first sent.",
+    DivergenceKind.HISTORY_RESERIALIZED: (
+        "keep each message, and the arguments of each tool call, as the text that came, and send that text "
+        "again instead of a value serialized anew."
+    ),
+    DivergenceKind.HISTORY_TRUNCATED: (
+        "drop old messages rarely and many at a time; a window that slides each turn loses the cache each turn."
+    ),
+}

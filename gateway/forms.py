@@ -1,0 +1,71 @@
+"""The first-seen forms of prompts: the port of their store, and a bounded memory in front of it.
+
+A form is a text under a key of 32 bytes, per tenant. The first text claimed under a key stays for ever,
+whichever process claims it, so that all of them send the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ctxgate.compression.recent import Recent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ctxgate.compression.layout import Ask
+
+MEMORY_BYTES: Final = 64 * 2**20
+ANSWER_WITHIN_S: Final = 0.5  # a request does not wait longer for its layout; it goes out as it came
+_OVERHEAD: Final = 200  # bytes of bookkeeping per remembered form, roughly
+
+
+class FormStore(Protocol):
+    """Where forms are kept. All methods raise LedgerError where the store cannot serve."""
+
+    async def claim(
+        self, tenant: str, claims: Mapping[bytes, bytes], reads: Collection[bytes], now_us: int
+    ) -> dict[bytes, bytes]:
+        """Keep each text whose key has none yet, in one atomic step; then read.
+
+        Returns the kept text for every key of `claims`, durable for other processes, and for each of
+        `reads` that has one. Nothing of one tenant is ever seen by another.
+        """
+        ...
+
+
+class Forms:
+    """A `FormStore` behind a memory of `limit` bytes. Belongs to one event loop."""
+
+    def __init__(self, store: FormStore, limit: int = MEMORY_BYTES) -> None:
+        self._store = store
+        self._known: Recent[tuple[str, bytes], bytes] = Recent(limit, lambda text: len(text) + _OVERHEAD)
+
+    async def answer(self, tenant: str, ask: Ask, now_us: int) -> dict[bytes, bytes]:
+        """What layout asked for; what is not remembered comes from the store in one step.
+
+        Raises LedgerError, or TimeoutError when the store takes too long.
+        """
+        answer: dict[bytes, bytes] = {}
+        claims: dict[bytes, bytes] = {}
+        reads: list[bytes] = []
+        for key, text in ask.claims.items():
+            known = self._known.get((tenant, key))
+            if known is None:
+                claims[key] = bytes(text)
+            else:
+                answer[key] = known
+        for key in ask.reads:
+            known = self._known.get((tenant, key))
+            if known is None:
+                reads.append(key)
+            else:
+                answer[key] = known
+        if claims or reads:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                found = await self._store.claim(tenant, claims, reads, now_us)
+            for key, text in found.items():
+                self._known.put((tenant, key), text)
+            answer |= found
+        return answer

@@ -1,0 +1,130 @@
+"""The layout stage: which level a request gets, and its edits, checked, or none at all.
+
+Whatever goes wrong here, the client's own bytes go out and the event is counted: layout never makes a
+request fail, nor wait for long.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression import layout
+from ctxgate.compression.validity import Invalid, check_length, check_same
+from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.gateway.flow import Surface
+from ctxgate.gateway.ledger import LedgerError
+from ctxgate.inference import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ctxgate.compression.layout import LayoutResult
+    from ctxgate.compression.plan import PlanEdit
+    from ctxgate.gateway.config import Config, Key
+    from ctxgate.gateway.flow import Identified, Inbound
+    from ctxgate.gateway.forms import Forms
+    from ctxgate.inference.wire import Body
+
+log = logging.getLogger(__name__)
+LAYOUT_HEADER: Final = "x-ctxgate-layout"
+
+
+class Level(StrEnum):
+    """How far a request's prompt may be laid out anew, the least first."""
+
+    OFF = "off"
+    SAFE = "safe"
+
+
+LEVELS: Final = tuple(Level)
+DROPPED: Final = ("store", "hidden", "longer", "invalid", "defect")
+"""Why edits were dropped: the store gave no answer in time; repeated members hide the place; the body
+would grow; the edited body failed the checker; an error in the layout itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """The body to go on with, and what was changed in it."""
+
+    body: Body
+    reasons: tuple[PlanEdit, ...] = ()
+
+
+def level_of(inbound: Inbound, key: Key, config: Config) -> Level:
+    """The team's level, or a lower one that the request asks for. Raises `Refused` naming the header."""
+    team = config.teams.get(key.team)
+    allowed = Level.OFF if team is None else Level(team.layout)
+    asked = inbound.headers.get(LAYOUT_HEADER)
+    if asked is None:
+        return allowed
+    if asked not in LEVELS:
+        message = f"Header '{LAYOUT_HEADER}' must be one of: {', '.join(LEVELS)}."
+        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
+    level = Level(asked)
+    if LEVELS.index(level) > LEVELS.index(allowed):
+        message = f"Header '{LAYOUT_HEADER}' asks for '{level}'; the team's level is '{allowed}'."
+        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
+    return level
+
+
+class LayoutStage:
+    """Lays requests out at level `safe`. Belongs to one event loop.
+
+    `dropped` is called with one of DROPPED whenever a prompt goes out as it came although it should
+    have been edited.
+    """
+
+    def __init__(self, forms: Forms, dropped: Callable[[str], None]) -> None:
+        self._forms = forms
+        self._dropped = dropped
+        self._memory = layout.Memory()
+
+    async def lay_out(self, identified: Identified, now_us: int) -> Laid:
+        """The body as this tenant first sent its parts. Never raises for a failure of its own."""
+        inbound = identified.inbound
+        if inbound.surface is not Surface.CHAT:
+            return Laid(inbound.body)
+        tenant = f"{identified.key.organisation}/{identified.key.team}"  # no name holds a slash
+        try:
+            return await self._lay_out(inbound, tenant, now_us)
+        except (LedgerError, TimeoutError):
+            self._dropped("store")
+        except Invalid as invalid:
+            self._dropped("longer" if invalid.reason == "longer" else "invalid")
+        except Exception:
+            log.exception("layout of request %s failed", inbound.request_id)
+            self._dropped("defect")
+        return Laid(inbound.body)
+
+    async def _lay_out(self, inbound: Inbound, tenant: str, now_us: int) -> Laid:
+        body = inbound.body
+        prompt = layout.look(body, inbound.messages, tenant, self._memory)
+        work = layout.lay_out(body, inbound.messages, prompt, self._memory)
+        answer: Mapping[bytes, bytes] | None = None
+        try:
+            while True:
+                ask = next(work) if answer is None else work.send(answer)
+                answer = await self._forms.answer(tenant, ask, now_us)
+        except StopIteration as end:
+            result: LayoutResult = end.value
+        if result.dropped is not None:
+            self._dropped(result.dropped)
+        if not result.edits:
+            return Laid(body)
+        return Laid(self._checked(body, prompt, result, tenant), result.reasons)
+
+    def _checked(self, body: Body, before: layout.Prompt, result: LayoutResult, tenant: str) -> Body:
+        """The edited body. Raises `Invalid` where it is not the same prompt."""
+        edited = b"".join(wire.splice(body.raw, result.edits))
+        pieces = [(body.raw[edit.start : edit.end], edit.text) for edit in result.edits]
+        check_length(body.raw, edited, pieces)
+        try:
+            after = wire.parse(edited)
+            messages = after.items("messages")
+        except ValueError as error:  # NotJson, NotAnObject
+            raise Invalid("json") from error
+        check_same(before, layout.look(after, messages, tenant, self._memory))
+        return after
