@@ -19,6 +19,8 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
 _NULL: Final = msgspec.Raw(b"null")
+# Marks for a gateway or a provider's cache; no template prints them.
+_MARKS: Final = frozenset({"cache_control", "ctxgate"})
 _NO_CONTENT: Final = (b"null", b'""', b"[]")
 
 
@@ -48,31 +50,16 @@ def difference_of_tools(before: Raw, after: Raw) -> Difference:
 
 def role(message: Raw) -> str:
     """The message's role, empty where it has none."""
-    return _text(_members(message).get("role", _NULL)) or ""
+    return text_of(members_of(message).get("role", _NULL)) or ""
 
 
 def content_text(content: Raw) -> str | None:
     """The text that content renders to: a string's, or text parts joined by line feeds. None for others."""
     if bytes(memoryview(content)[:1]) != b"[":
-        return _text(content)
-    texts = [_part_text(part) for part in _items(content)]
+        return text_of(content)
+    texts = [_part_text(part) for part in items_of(content)]
     known = [text for text in texts if text is not None]
     return "\n".join(filter(None, known)) if len(known) == len(texts) else None
-
-
-def members_of(value: Raw) -> Mapping[str, Raw]:
-    """An object's members as slices, none for anything else."""
-    return _members(value)
-
-
-def text_of(value: Raw) -> str | None:
-    """A string's text, None for anything else."""
-    return _text(value)
-
-
-def items_of(value: Raw) -> list[Raw]:
-    """An array's elements as slices, none for anything else."""
-    return _items(value)
 
 
 def _most_telling(found: Iterator[Difference], before: Raw, after: Raw) -> Difference:
@@ -90,7 +77,7 @@ def _most_telling(found: Iterator[Difference], before: Raw, after: Raw) -> Diffe
 
 
 def _message_differences(before: Raw, after: Raw) -> Iterator[Difference]:
-    one, two = _members(before), _members(after)
+    one, two = members_of(before), members_of(after)
     for name in (*two, *(name for name in one if name not in two)):
         a, b = one.get(name, _NULL), two.get(name, _NULL)
         if a == b:
@@ -119,17 +106,17 @@ def _content_differences(a: Raw, b: Raw) -> Iterator[Difference]:
 
 def _content_field(a: Raw, b: Raw) -> str:
     """`content`, or the one part in which two arrays first differ."""
-    for at, (one, two) in enumerate(zip(_items(a), _items(b), strict=False)):
+    for at, (one, two) in enumerate(zip(items_of(a), items_of(b), strict=False)):
         if one != two and not json_equal(bytes(one), bytes(two)):
             return f"content[{at}].text" if _part_text(one) is not None else f"content[{at}]"
     return "content"
 
 
 def _call_differences(a: Raw, b: Raw) -> Iterator[Difference]:
-    ones, twos = _items(a), _items(b)
+    ones, twos = items_of(a), items_of(b)
     for at, (one, two) in enumerate(zip(ones, twos, strict=False)):
         if one != two:
-            yield from _call_difference(f"tool_calls[{at}]", _members(one), _members(two))
+            yield from _call_difference(f"tool_calls[{at}]", members_of(one), members_of(two))
     if len(ones) != len(twos):
         shorter = min(len(ones), len(twos))
         rest = (ones[shorter:], twos[shorter:])
@@ -144,7 +131,7 @@ def _call_difference(path: str, one: Mapping[str, Raw], two: Mapping[str, Raw]) 
         if name != "function":
             yield _value_difference(f"{path}.{name}", a, b)
             continue
-        for inner, c, d in _pairs(_members(a), _members(b)):
+        for inner, c, d in _pairs(members_of(a), members_of(b)):
             field = f"{path}.function.{inner}"
             yield (
                 _arguments_difference(field, c, d) if inner == "arguments" else _value_difference(field, c, d)
@@ -153,7 +140,7 @@ def _call_difference(path: str, one: Mapping[str, Raw], two: Mapping[str, Raw]) 
 
 def _arguments_difference(field: str, a: Raw, b: Raw) -> Difference:
     """Arguments are JSON inside a string; vLLM reads them and writes them anew, in the order they have."""
-    one, two = _text(a), _text(b)
+    one, two = text_of(a), text_of(b)
     if one is None or two is None:
         return _value_difference(field, a, b)
     raw = one.encode("utf-8", "surrogatepass"), two.encode("utf-8", "surrogatepass")
@@ -161,11 +148,11 @@ def _arguments_difference(field: str, a: Raw, b: Raw) -> Difference:
 
 
 def _tool_differences(before: Raw, after: Raw) -> Iterator[Difference]:
-    for name, a, b in _pairs(_members(before), _members(after)):
+    for name, a, b in _pairs(members_of(before), members_of(after)):
         if name != "function":
             yield _value_difference(name, a, b)
             continue
-        for inner, c, d in _pairs(_members(a), _members(b)):
+        for inner, c, d in _pairs(members_of(a), members_of(b)):
             yield _value_difference(f"function.{inner}", c, d)
 
 
@@ -179,34 +166,39 @@ def _pairs(one: Mapping[str, Raw], two: Mapping[str, Raw]) -> Iterator[tuple[str
 
 def _value_difference(field: str, a: Raw, b: Raw) -> Difference:
     raw = bytes(a), bytes(b)
-    one, two = _text(a), _text(b)
+    one, two = text_of(a), text_of(b)
     texts = (one, two) if one is not None and two is not None else (_raw_text(a), _raw_text(b))
+    if field.rpartition(".")[2] in _MARKS:
+        return Difference(field, False, False, *texts)
     return Difference(field, not json_equal(*raw), not same_rendering(*raw), *texts)
 
 
 def _part_text(part: Raw) -> str | None:
-    members = _members(part)
+    members = members_of(part)
     if not members:
-        return _text(part)
-    kind = _text(members.get("type", _NULL))
-    return _text(members.get("text", _NULL)) if kind in (None, "text") else None
+        return text_of(part)
+    kind = text_of(members.get("type", _NULL))
+    return text_of(members.get("text", _NULL)) if kind in (None, "text") else None
 
 
-def _members(value: Raw) -> dict[str, Raw]:
+def members_of(value: Raw) -> dict[str, Raw]:
+    """An object's members as slices, none for anything else."""
     try:
         return _OBJECT.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 
-def _items(value: Raw) -> list[Raw]:
+def items_of(value: Raw) -> list[Raw]:
+    """An array's elements as slices, none for anything else."""
     try:
         return _ARRAY.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
 
 
-def _text(value: Raw) -> str | None:
+def text_of(value: Raw) -> str | None:
+    """A string's text, None for anything else."""
     try:
         return _STRING.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):

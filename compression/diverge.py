@@ -188,10 +188,10 @@ def _history_site(
     rest = [[numbers.setdefault(bytes(raw), len(numbers)) for _, raw in side] for side in (ones, twos)]
     a, b = ones[0][1], twos[0][1]
     path = f"messages[{index}]"
-    if _overlap(rest[0][1:], rest[1]):
-        kind = DivergenceKind.HISTORY_TRUNCATED
-    elif not Counter(rest[0]) - Counter(rest[1]) and not _is_subsequence(rest[0], rest[1]):
+    if not Counter(rest[0]) - Counter(rest[1]) and not _is_subsequence(rest[0], rest[1]):
         kind = DivergenceKind.HISTORY_REORDERED
+    elif _overlap(rest[0][1:], rest[1]):
+        kind = DivergenceKind.HISTORY_TRUNCATED
     else:
         return _site(DivergenceKind.HISTORY_EDITED, path, at, index, found, None, (a, b))
     return _Site(kind, path, at, index, sides=(a, b), texts=(_decoded(a), _decoded(b)))

@@ -113,6 +113,7 @@ _VOLATILE: Final = {
     "pid": "a process id",
     "git": "the state of the git repository",
     "usage": "a note on tokens or cost",
+    "header": "a line about this one request",
 }
 
 _SENTENCES: Final = {

@@ -62,7 +62,6 @@ class Prompt:
 
     facts: tuple[Facts, ...]
     tools: tuple[ToolFacts, ...] | None
-    hashes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +87,23 @@ class Memory:
 def look(body: Body, messages: Sequence[msgspec.Raw], tenant: str, memory: Memory) -> Prompt:
     """The facts of a request's messages and tools; only what was never seen is decoded."""
     facts = tuple(memory.views.message(tenant, raw) for raw in messages)
-    tools = _tools(body, tenant, memory)
-    hashes = tuple(chain(tenant, (each.digest for each in facts))) if tools else ()
-    return Prompt(facts, tools, hashes)
+    return Prompt(facts, _tools(body, tenant, memory))
 
 
 def lay_out(
-    body: Body, messages: Sequence[msgspec.Raw], prompt: Prompt, memory: Memory
+    body: Body, messages: Sequence[msgspec.Raw], prompt: Prompt, tenant: str, memory: Memory
 ) -> Generator[Ask, Answer, LayoutResult]:
     """The edits of one request. Yields what it wants to know, and must be sent the answers."""
     claims: dict[bytes, Text] = {
         facts.digest: raw for facts, raw in zip(prompt.facts, messages, strict=True) if facts.varies
     }
     tools: Sequence[msgspec.Raw] = ()
+    hashes: Sequence[bytes] = ()
     if prompt.tools:
         tools = body.items("tools")
+        hashes = chain(tenant, (facts.digest for facts in prompt.facts))
         claims |= {facts.digest: raw for facts, raw in zip(prompt.tools, tools, strict=True)}
-    order, unread = _remembered(prompt.hashes, memory)
+    order, unread = _remembered(hashes, memory)
     if not claims:
         return UNCHANGED
     forms = yield Ask(claims, unread)
@@ -115,7 +114,7 @@ def lay_out(
     wanted_tools: list[bytes] = []
     if prompt.tools:
         digests = tuple(facts.digest for facts in prompt.tools)
-        here = prompt.hashes[-1]
+        here = hashes[-1]
         placed = yield from _placed(order, digests, here, claimed=here in forms)
         memory.orders.put(here, placed.kept)
         wanted_tools = [forms[digest] for digest in placed.sent]

@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from ctxgate.inference.wire import decoded
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,9 +16,6 @@ if TYPE_CHECKING:
     from ctxgate.compression.layout import Prompt
 
 MAX_GROWTH: Final = 0.01
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_FORMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_STRING: Final = msgspec.json.Decoder(str)
 
 
 class Invalid(Exception):
@@ -77,28 +70,16 @@ def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
     return faults
 
 
-def check_length(before: bytes, after: bytes, pieces: Sequence[tuple[bytes, bytes]]) -> None:
+def check_length(before: Prompt, after: Prompt) -> None:
     """Check that edits make a prompt at most 1 % longer. Raises `Invalid`.
 
-    `pieces` are the texts that were replaced, each with what replaces it. White space between the parts
-    of JSON does not count where the bytes grow by more: no engine gives it to the model.
+    What counts is what the prompt says: white space, escapes and null members are read away by every
+    engine before a template sees the rest.
     """
-    allowed = int(len(before) * MAX_GROWTH)
-    if len(after) - len(before) <= allowed:
-        return
-    if sum(_printed(new) - _printed(old) for old, new in pieces) > allowed:
+    if size_of(after) > size_of(before) * (1 + MAX_GROWTH):
         raise Invalid("longer")
 
 
-def _printed(text: bytes) -> int:
-    """Bytes of a message or tool without white space between the parts of its JSON and its arguments'."""
-    size = len(msgspec.json.format(text, indent=-1))
-    try:
-        calls = decoded(_FORMS, decoded(_MEMBERS, text)["tool_calls"])
-        functions = [decoded(_MEMBERS, decoded(_MEMBERS, call)["function"]) for call in calls]
-        for function in functions:
-            arguments = decoded(_STRING, function["arguments"]).encode()
-            size -= len(arguments) - len(msgspec.json.format(arguments, indent=-1))
-    except (KeyError, msgspec.DecodeError):
-        return size  # no tool calls, or arguments that are no JSON
-    return size
+def size_of(prompt: Prompt) -> int:
+    """Bytes of what the messages and tools of a prompt say."""
+    return sum(facts.size for facts in prompt.facts) + sum(tool.size for tool in prompt.tools or ())

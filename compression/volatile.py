@@ -37,6 +37,7 @@ class VolatileKind(StrEnum):
     PID = "pid"
     GIT = "git"  # status, branch, commit
     USAGE = "usage"  # tokens left, cost so far
+    HEADER = "header"  # a line of the client about this one request, such as x-anthropic-billing-header
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ def _paths(text: str) -> Iterator[tuple[int, int]]:
 
 
 _FINDERS: Final[tuple[tuple[VolatileKind, Callable[[str], Iterable[tuple[int, int]]]], ...]] = (
+    (VolatileKind.HEADER, _values(patterns.HEADER)),
     (VolatileKind.GIT, git_blocks),
     (VolatileKind.CLOCK, _plain(patterns.CLOCK)),
     (VolatileKind.CLOCK, _labelled(patterns.TIME, context.says_now)),
@@ -159,7 +161,8 @@ _FINDERS: Final[tuple[tuple[VolatileKind, Callable[[str], Iterable[tuple[int, in
     (VolatileKind.UUID, _plain(patterns.UUID)),
     (VolatileKind.PATH, _paths),
     (VolatileKind.HASH, _hashes),
-    (VolatileKind.GIT, _values(patterns.GIT_VALUE)),
+    (VolatileKind.GIT, _values(patterns.GIT_BRANCH)),
+    (VolatileKind.GIT, _values(patterns.GIT_COMMIT)),
     (VolatileKind.EPOCH, _labelled(patterns.EPOCH, context.says_time)),
     (VolatileKind.EPOCH, _plain(patterns.EPOCH_MILLIS)),
     (VolatileKind.USAGE, _values(patterns.USAGE)),

@@ -60,12 +60,19 @@ PROCESS_PATH: Final = re.compile(r"(?<![\w.])/proc/(?P<name>\d{2,7})(?=/)")
 PID: Final = re.compile(
     r"(?<![\w.-])(?:pid|PID|process id|Process ID)[\"']?[ ]?[:=#]?[ ]?(?P<value>\d{2,7})(?![\w.])"
 )
-GIT_VALUE: Final = re.compile(
-    r"(?<![\w-])(?:(?:git|current|active|working) branch|branch(?= ?[:=])|git (?:commit|revision|sha|head)"
-    r"|(?:commit|revision|HEAD)(?= ?(?:[:=]|is at|at) )|HEAD is now at|checked[ -]out (?:branch|commit))"
-    r"(?: is at| is| at)?[ ]?[:=]?[ ]?[`\"']?(?P<value>(?=[^\s`\"']{0,120}[\d/]|main\b|master\b|develop\b)"
-    r"[\w./@-]{1,120})",
+GIT_BRANCH: Final = re.compile(
+    r"(?<![\w-])(?:(?:git|current|active|working) branch|branch(?= ?[:=])|checked[ -]out branch)"
+    r"(?: is)?[ ]?[:=]?[ ]?[`\"']?"
+    r"(?P<value>(?:main|master|develop)\b|(?=[\w.@-]{1,60}[/\d])[A-Za-z][\w./@-]{1,120})",
     re.IGNORECASE,
+)
+GIT_COMMIT: Final = re.compile(
+    r"(?<![\w-])(?:(?:[Gg]it )?(?:[Cc]ommit|[Rr]evision|sha|SHA|HEAD)|HEAD is now)(?: is)?(?: at)?"
+    r"[ ]?[:=]?[ ]?[`\"'(]?(?P<value>(?=[a-f]{0,40}\d)[0-9a-f]{7,40})\b"
+)
+
+HEADER: Final = re.compile(
+    r"^x-[a-z0-9-]{1,48}-header:[ ]?(?P<value>\S[^\n]{0,300})", re.IGNORECASE | re.MULTILINE
 )
 
 _FIGURE: Final = r"[$\u20ac\u00a3]?\d[\d,._]{0,20}"

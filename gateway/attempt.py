@@ -23,6 +23,7 @@ from ctxgate.gateway.edge import EVENT_STREAM, JSON
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import UPSTREAM_PATHS, Answered, Settled, Surface
 from ctxgate.gateway.ledger import AttemptSettled, LedgerError, Outcome
+from ctxgate.gateway.services import noted
 from ctxgate.gateway.upstream_errors import pass_on
 from ctxgate.inference import rates
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
@@ -46,6 +47,7 @@ _ABORT_AGAIN_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 _DURABLE_WITHIN_S: Final = 2.0
 _AFTER_DONE_S: Final = 2.0
 _DEADLINE_STEP_S: Final = 0.25
+_MOST_IDS: Final = 1024  # a call of more prompts is hung up on: its list of ids would be a burden of its own
 OVERLOAD: Final = frozenset({429, 503})
 
 
@@ -83,6 +85,7 @@ class Attempt:
         try:
             with self._services.fleet.taken(self._row.pool, self._row.replica):
                 opened = self._services.ledger.open(self._row)
+                opened.add_done_callback(noted)
                 return await self._exchange(opened)
         finally:
             self._reply.on_gone = None
@@ -246,13 +249,9 @@ class Attempt:
             return self._settle(Outcome.CLIENT_DISCONNECTED, None, None, self._usage_so_far())
         self.refusal = None
         timed_out = isinstance(error, TimeoutError)
+        lost = isinstance(error, Dropped) and not self._headers_came
         answered = self._settle(
-            Outcome.UNREACHABLE,
-            None,
-            None,
-            NOTHING_KNOWN,
-            retriable=not timed_out,
-            connection_lost=isinstance(error, Dropped) and not self._headers_came,
+            Outcome.UNREACHABLE, None, None, NOTHING_KNOWN, retriable=not timed_out, connection_lost=lost
         )
         if timed_out:
             raise Refused(Kind.UPSTREAM_TIMEOUT, "The model server did not answer in time.")
@@ -282,6 +281,7 @@ class Attempt:
             self._row.attempt_id, outcome, status, reason, self._ttft_us, total_us, now_us, usage, charge
         )
         self._settled = self._services.ledger.settle(row)
+        self._settled.add_done_callback(noted)
         self._services.fleet.ended(self._row.pool, self._row.replica, outcome, now_us)
         self._services.telemetry.settled(Settled(answered, charge), total_us)
         self._learn(usage)
@@ -368,7 +368,8 @@ class Attempt:
             self._aborter = self._loop.create_task(self._abort_until_done())
 
     def _abortable(self) -> bool:
-        return self._held.routed.pool.abort and self._inbound.surface is not Surface.EMBEDDINGS
+        ids = 0 if self._inbound.surface is Surface.EMBEDDINGS else self._terms.dialect.prompts
+        return self._held.routed.pool.abort and 0 < ids <= _MOST_IDS
 
     def _engine_ids(self) -> list[str]:
         """The ids vLLM gives the parts of this call."""

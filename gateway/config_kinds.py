@@ -19,7 +19,7 @@ from ctxgate.gateway.config_yaml import BOOL, NULL, STR, describe, looks_like_se
 from ctxgate.inference.rates import NANO_PER_DOLLAR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from urllib.parse import SplitResult
 
     from ctxgate.gateway.config_yaml import Place

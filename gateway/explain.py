@@ -37,12 +37,16 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class SpanCost:
-    """A volatile span of the head, and the tokens that are read anew each time it changes."""
+    """A volatile span of the head, and the tokens that are read anew each time it changes.
+
+    `changed` says whether the first request has another text there, or none.
+    """
 
     field: str
     kind: VolatileKind
     text: str
     tokens: int
+    changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,11 @@ def as_text(explanation: Explanation) -> str:
     lines = [f"What {explanation.after} would miss, sent after {explanation.before}:", "", first.prose()]
     if first.kind is not DivergenceKind.EXTENDS:
         lines.append(f"  {_where(first)}")
-    if effective != first:
-        lines += ["That does not reach the prompt as vLLM renders it. The first difference that does:"]
-        lines += [effective.prose()]
-        if effective.kind is not DivergenceKind.EXTENDS:
-            lines.append(f"  {_where(effective)}")
+    if effective != first and effective.kind is DivergenceKind.EXTENDS:
+        lines.append("That does not reach the prompt as vLLM renders it, and nothing else differs.")
+    elif effective != first:
+        lines.append("That does not reach the prompt as vLLM renders it. The first difference that does:")
+        lines += [effective.prose(), f"  {_where(effective)}"]
     lines += ["", *_token_lines(explanation)]
     if explanation.spans:
         lines += ["", f"Text in the head of {explanation.after} that looks as if it changes by itself:"]
@@ -130,6 +134,7 @@ def as_json(explanation: Explanation) -> str:
                 "field": span.field,
                 "kind": span.kind.value,
                 "text": span.text,
+                "changed": span.changed,
                 "tokens_per_change": span.tokens,
                 "nano_usd_per_change": explanation.span_nano(span),
             }
@@ -145,8 +150,6 @@ def advice(explanation: Explanation) -> str:
     effective = explanation.effective
     if effective.kind is not DivergenceKind.EXTENDS:
         return _ADVICE[effective.kind]
-    if explanation.spans:
-        return _ADVICE[DivergenceKind.VOLATILE_IN_HEAD]
     if explanation.first.kind is not DivergenceKind.EXTENDS:
         return (
             "nothing is lost with vLLM. Other engines may see the difference: "
@@ -189,8 +192,9 @@ def _token_lines(explanation: Explanation) -> list[str]:
     if explanation.effective.kind is DivergenceKind.TEMPLATE_CHANGED:
         lines.append("  This is the worst case: a template that ignores the field loses nothing.")
     cost = explanation.cost_nano
-    if cost is not None and explanation.price is not None:
-        lines.append(f"The lost tokens cost {mark}${format_usd(cost)} more, at the rates of pool {explanation.price.pool}.")
+    if cost and explanation.price is not None:
+        amount = f"{mark}${format_usd(cost)}"
+        lines.append(f"The lost tokens cost {amount} more, at the rates of pool {explanation.price.pool}.")
     return lines
 
 
@@ -201,6 +205,7 @@ def _span_line(explanation: Explanation, span: SpanCost) -> str:
     return (
         f"  {span.field}: {span.kind.value}, {shorten(span.text)!r}: "
         f"{mark}{span.tokens:,} tokens{money} per turn in which it changes"
+        f" ({'it did' if span.changed else 'the same in both'})"
     )
 
 
@@ -228,14 +233,14 @@ def _cost_record(explanation: Explanation) -> dict[str, Any] | None:
 
 _ADVICE: Final = {
     DivergenceKind.EXTENDS: "nothing; this is how a conversation should grow.",
-    DivergenceKind.MODEL_CHANGED: "keep one model for a conversation; each model reads the prompt for itself.",
+    DivergenceKind.MODEL_CHANGED: "keep one model for a conversation; each reads the prompt for itself.",
     DivergenceKind.SALT: "send the same `cache_salt` with all requests that may share a prefix.",
     DivergenceKind.TEMPLATE_CHANGED: "send the same value in every request of a conversation.",
     DivergenceKind.TOOLS_CHANGED: (
         "declare all tools from the first request on. Tools stand before the history in most templates, so "
         "a tool that comes late or goes early costs the whole conversation once."
     ),
-    DivergenceKind.TOOLS_REORDERED: "send the tools in one order: sort them, or keep them in a list, not a set.",
+    DivergenceKind.TOOLS_REORDERED: "send the tools in one order: sort them, or keep a list, not a set.",
     DivergenceKind.TOOLS_RESERIALIZED: (
         "write each schema once and send the same text again, or serialize with a fixed order of keys."
     ),
@@ -255,6 +260,6 @@ _ADVICE: Final = {
         "again instead of a value serialized anew."
     ),
     DivergenceKind.HISTORY_TRUNCATED: (
-        "drop old messages rarely and many at a time; a window that slides each turn loses the cache each turn."
+        "drop old messages rarely and many at a time; a window that slides each turn loses it each time."
     ),
 }

@@ -14,7 +14,7 @@ from ctxgate.gateway.explain import SpanCost, Tokens
 from ctxgate.inference.prompts import PromptError, PromptRenderer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from ctxgate.compression.divergence import Divergence
@@ -62,21 +62,21 @@ def count(
 ) -> tuple[Tokens, tuple[SpanCost, ...]]:
     """The second prompt's tokens, and those behind each volatile span of its head."""
     spans = volatile_head(after)
+    known = frozenset((found.head.field, _text(found)) for found in volatile_head(before))
     if renderer is not None:
         try:
             text = renderer.text(after)
             return (
                 _counted(before, after, effective, renderer, block_size),
-                tuple(_behind(span, text, renderer, after) for span in spans),
+                tuple(_cost(span, known, _behind(span, text, renderer, after)) for span in spans),
             )
-        except PromptError:
-            pass  # a conversation that this template refuses; its bytes can still be counted
-    return _by_bytes(after, effective, block_size), tuple(_bytes_behind(span, after) for span in spans)
+        except (PromptError, TypeError):
+            pass  # a conversation that the template or the engine refuses still has bytes to count
+    costs = tuple(_cost(span, known, _bytes_behind(span, after)) for span in spans)
+    return _by_bytes(after, effective, block_size), costs
 
 
-def _counted(
-    before: Body, after: Body, effective: Divergence, renderer: Renderer, block_size: int
-) -> Tokens:
+def _counted(before: Body, after: Body, effective: Divergence, renderer: Renderer, block_size: int) -> Tokens:
     one, two = renderer.ids(renderer.text(before)), renderer.ids(renderer.text(after))
     shared = 0 if effective.kind in _ALL_LOST else _common(one, two)
     could = len(one)
@@ -93,29 +93,35 @@ def _by_bytes(after: Body, effective: Divergence, block_size: int) -> Tokens:
     prompt = sum(_sizes(after))
     cached = 0 if effective.kind in _ALL_LOST else effective.kept_bytes
     lost = min(effective.avoidable_bytes, prompt - cached)
-    return Tokens(_tokens(prompt), _tokens(cached), _tokens(cached + lost) - _tokens(cached), None, block_size)
+    return Tokens(
+        _tokens(prompt), _tokens(cached), _tokens(cached + lost) - _tokens(cached), None, block_size
+    )
 
 
-def _behind(found: HeadSpan, text: str, renderer: Renderer, after: Body) -> SpanCost:
+def _behind(found: HeadSpan, text: str, renderer: Renderer, after: Body) -> int:
     """Finds the head's text in the prompt, plain or inside a tool's JSON; else counts bytes."""
     head, start = found.head.text, found.span.start
     for whole, before in ((head, head[:start]), (_escaped(head), _escaped(head[:start]))):
         at = text.find(whole)
         if at >= 0:
             kept = len(renderer.ids(text[: at + len(before)]))
-            return _cost(found, len(renderer.ids(text)) - kept)
+            return len(renderer.ids(text)) - kept
     return _bytes_behind(found, after)
 
 
-def _bytes_behind(found: HeadSpan, after: Body) -> SpanCost:
+def _bytes_behind(found: HeadSpan, after: Body) -> int:
     sizes = _sizes(after)
     inside = len(found.head.text[: found.span.start].encode("utf-8", "surrogatepass"))
-    return _cost(found, _tokens(max(sum(sizes[found.head.element :]) - inside, 0)))
+    return _tokens(max(sum(sizes[found.head.element :]) - inside, 0))
 
 
-def _cost(found: HeadSpan, tokens: int) -> SpanCost:
-    text = found.span.label + found.head.text[found.span.start : found.span.end]
-    return SpanCost(found.head.field, found.span.kind, text, tokens)
+def _cost(found: HeadSpan, known: Collection[tuple[str, str]], tokens: int) -> SpanCost:
+    text = _text(found)
+    return SpanCost(found.head.field, found.span.kind, text, tokens, (found.head.field, text) not in known)
+
+
+def _text(found: HeadSpan) -> str:
+    return found.span.label + found.head.text[found.span.start : found.span.end]
 
 
 def _sizes(body: Body) -> list[int]:
@@ -132,4 +138,6 @@ def _tokens(size: int) -> int:
 
 
 def _common(one: Sequence[int], two: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+    )

@@ -25,12 +25,19 @@ _POSITIVE: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _OPENING_BRACE: Final = 0x7B
 _SHOWN_NAME: Final = 128
 _LONGEST_OPTIONS: Final = 1024
+# A parsed part takes some 60 bytes: millions of empty messages would take gigabytes. No window of tokens
+# holds so many parts; what makes other bodies large is images, which are long texts.
+_LARGE: Final = 2**23
+_PART_BEGINS: Final = (b"{", b"[", b'"')
+_MOST_PARTS: Final = 2**22
 
 
 def read_inbound(
     request_id: str, surface: Surface, headers: Mapping[str, str], raw: bytes, received_at_us: int
 ) -> Inbound:
     """Check a request body. Raises `Refused` naming the field at fault."""
+    if len(raw) > _LARGE and sum(map(raw.count, _PART_BEGINS)) > _MOST_PARTS:
+        raise Refused(Kind.BODY_TOO_LARGE, "The request body holds too many objects, lists and texts.")
     try:
         body = wire.parse(raw)
     except wire.NotJson as error:

@@ -102,7 +102,7 @@ class LayoutStage:
     async def _lay_out(self, inbound: Inbound, tenant: str, now_us: int) -> Laid:
         body = inbound.body
         prompt = layout.look(body, inbound.messages, tenant, self._memory)
-        work = layout.lay_out(body, inbound.messages, prompt, self._memory)
+        work = layout.lay_out(body, inbound.messages, prompt, tenant, self._memory)
         answer: Mapping[bytes, bytes] | None = None
         try:
             while True:
@@ -119,12 +119,12 @@ class LayoutStage:
     def _checked(self, body: Body, before: layout.Prompt, result: LayoutResult, tenant: str) -> Body:
         """The edited body. Raises `Invalid` where it is not the same prompt."""
         edited = b"".join(wire.splice(body.raw, result.edits))
-        pieces = [(body.raw[edit.start : edit.end], edit.text) for edit in result.edits]
-        check_length(body.raw, edited, pieces)
         try:
             after = wire.parse(edited)
             messages = after.items("messages")
         except ValueError as error:  # NotJson, NotAnObject
             raise Invalid("json") from error
-        check_same(before, layout.look(after, messages, tenant, self._memory))
+        rewritten = layout.look(after, messages, tenant, self._memory)
+        check_same(before, rewritten)
+        check_length(before, rewritten)
         return after

@@ -29,6 +29,12 @@ def unix_us() -> int:
     return time.time_ns() // 1000
 
 
+def noted(step: asyncio.Future[Any]) -> None:
+    """A ledger step's failure is known: the ledger logs it, and not every attempt waits to hear of it."""
+    if not step.cancelled():
+        step.exception()
+
+
 def random_id() -> str:
     """An id nobody can guess: whoever knows an attempt's id could abort it at the engine."""
     return secrets.token_hex(16)

@@ -83,13 +83,12 @@ class Telemetry:
         self.tokens = Counter(
             "ctxgate_tokens", "Tokens by kind (uncached, cached, output, reasoning).", tokens, registry=r
         )
-        unknown = ["team", "pool", "model", "kind"]
+        kind = ["team", "pool", "model", "kind"]
         self.unknown = Counter(
-            "ctxgate_unknown_usage", "Attempts whose tokens of a kind are unknown.", unknown, registry=r
+            "ctxgate_unknown_usage", "Attempts whose tokens of a kind are unknown.", kind, registry=r
         )
-        cost = ["team", "pool", "model", "kind"]
         self.cost = Counter(
-            "ctxgate_cost_nano_dollars", "Cost in nano-dollars by kind of token.", cost, registry=r
+            "ctxgate_cost_nano_dollars", "Cost in nano-dollars by kind of token.", kind, registry=r
         )
         place = ["pool", "model"]
         self.ttft = Histogram(

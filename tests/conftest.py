@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,8 @@ async def start_gateway(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable
     from support.gateway import Gateway, config
 
     started: list[Gateway] = []
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
 
     async def start(*upstreams: Upstream, **options: Any) -> Gateway:
         store = options.pop("store", tmp_path / f"ledger-{len(started)}.db")
@@ -52,6 +55,7 @@ async def start_gateway(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable
     yield start
     for gateway in started:
         await gateway.stop()
+    assert unhandled == []  # an exception in a task or callback that nobody saw
 
 
 @pytest.fixture

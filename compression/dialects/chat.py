@@ -43,12 +43,14 @@ _QUOTE: Final = 0x22
 class Facts:
     """What is known of one message.
 
-    `digest` is its identity, `role` empty where it has none. `varies`: clients are known to send the
+    `digest` is its identity, `size` the bytes of what it says, however it is spelled, `role` empty where
+    it has none. `varies`: clients are known to send the
     same message in several forms that a template prints differently. `calls` are the ids of its tool
     calls, `answers` the id of the call that a tool result answers.
     """
 
     digest: bytes
+    size: int
     role: str
     varies: bool = False
     calls: tuple[str, ...] = ()
@@ -57,9 +59,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ToolFacts:
-    """The identity of one tool definition, and its name where it has one."""
+    """The identity of one tool definition, the bytes of what it says, and its name where it has one."""
 
     digest: bytes
+    size: int
     name: str | None
 
 
@@ -105,12 +108,12 @@ def facts_of(raw: msgspec.Raw | bytes) -> Facts:
         calls: list[dict[str, msgspec.Raw]] = []
         if role == "assistant" and "tool_calls" in members:
             calls = _calls(members)
-        digest = _digest(msgspec.json.encode(members), b"ctxgate message")
+        form = canonical_form(msgspec.json.encode(members))
     except (msgspec.DecodeError, ValueError):  # NotJson and undecodable bytes are ValueErrors
-        return Facts(_opaque(raw), "")
+        return Facts(_digest(memoryview(raw), b"ctxgate opaque"), memoryview(raw).nbytes, "")
     ids = tuple(_text(call.get("id")) or "" for call in calls)
     answers = _text(members.get("tool_call_id")) if role == "tool" else None
-    return Facts(digest, role, bool(calls), ids, answers)
+    return Facts(_digest(form, b"ctxgate message"), len(form), role, bool(calls), ids, answers)
 
 
 def tool_facts_of(raw: msgspec.Raw | bytes) -> ToolFacts | None:
@@ -122,7 +125,8 @@ def tool_facts_of(raw: msgspec.Raw | bytes) -> ToolFacts | None:
             function = _without_nulls(decoded(_MEMBERS, members["function"]))
             name = _text(function.get("name"))
             members["function"] = msgspec.Raw(msgspec.json.encode(function))
-        return ToolFacts(_digest(msgspec.json.encode(members), b"ctxgate tool"), name)
+        form = canonical_form(msgspec.json.encode(members))
+        return ToolFacts(_digest(form, b"ctxgate tool"), len(form), name)
     except (msgspec.DecodeError, ValueError):  # NotJson and undecodable bytes are ValueErrors
         return None
 
@@ -169,15 +173,16 @@ def _call(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def _arguments(raw: msgspec.Raw) -> msgspec.Raw:
-    """`[value]` for a text that is JSON, so that it is never mistaken for arguments that are no text."""
-    if memoryview(raw)[0] != _QUOTE:
-        return raw
-    value = json.loads(bytes(raw)).encode("utf-8", "surrogatepass")
-    try:
-        canonical_form(value)
-    except NotJson:
-        return raw
-    return msgspec.Raw(b"[%s]" % value)
+    """`[value]` for a text that is JSON, `{"raw": ...}` for all else: the two are never equal."""
+    if memoryview(raw)[0] == _QUOTE:
+        value = json.loads(bytes(raw)).encode("utf-8", "surrogatepass")
+        try:
+            canonical_form(value)
+        except NotJson:
+            pass  # a text like any other
+        else:
+            return msgspec.Raw(b"[%s]" % value)
+    return msgspec.Raw(b'{"raw":%s}' % bytes(raw))
 
 
 def _without_nulls(members: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
@@ -194,9 +199,5 @@ def _text(value: Any) -> str | None:
     return decoded(_TEXT, value)
 
 
-def _digest(text: bytes, person: bytes) -> bytes:
-    return blake2b(canonical_form(text), digest_size=DIGEST_BYTES, person=person).digest()
-
-
-def _opaque(raw: msgspec.Raw | bytes) -> bytes:
-    return blake2b(memoryview(raw), digest_size=DIGEST_BYTES, person=b"ctxgate opaque").digest()
+def _digest(form: bytes | memoryview, person: bytes) -> bytes:
+    return blake2b(form, digest_size=DIGEST_BYTES, person=person).digest()

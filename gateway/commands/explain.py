@@ -17,6 +17,7 @@ from ctxgate.inference import wire
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from ctxgate.inference.wire import Body
 
@@ -39,7 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="model folder to count with: tokenizer.json and tokenizer_config.json (default: the twin's)",
     )
-    add("--block-size", type=_positive, default=DEFAULT_BLOCK_SIZE, metavar="N", help="tokens per cache block")
+    add(
+        "--block-size", type=_positive, default=DEFAULT_BLOCK_SIZE, metavar="N", help="tokens per cache block"
+    )
     add("-c", "--config", type=Path, help="configuration whose rates price what is lost")
 
 
@@ -81,30 +84,41 @@ def _body(path: Path) -> Body:
         raise Unusable(f"{path}: cannot be read: {error.strerror}") from None
     except (wire.NotJson, wire.NotAnObject) as error:
         raise Unusable(f"{path}: {error}") from None
-    problem = _problem(body)
-    if problem:
+    try:
+        request: dict[str, Any] = msgspec.json.decode(body.raw)
+    except msgspec.DecodeError as error:  # a text or a number that no reader takes
+        raise Unusable(f"{path}: is not valid JSON: {error}") from None
+    problem = next(_problems(request), None)
+    if problem is not None:
         raise Unusable(f"{path}: {problem}")
     return body
 
 
-def _problem(body: Body) -> str | None:
+def _problems(request: dict[str, Any]) -> Iterator[str]:
     """What keeps a body from being a chat request, in the words of its fields."""
-    try:
-        request: dict[str, Any] = msgspec.json.decode(body.raw)
-    except msgspec.DecodeError as error:  # a text or a number that no reader takes
-        return f"is not valid JSON: {error}"
     messages, tools = request.get("messages"), request.get("tools")
     if not isinstance(messages, list) or not messages:
-        return "is no chat request: `messages` must be an array with at least one message"
+        yield "is no chat request: `messages` must be an array with at least one message"
+        return
     for at, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"`messages[{at}]` must be an object with a `role`"
-    if tools is not None and not isinstance(tools, list):
-        return "`tools` must be an array"
+            yield f"`messages[{at}]` must be an object with a `role`"
+        elif not _is_content(message.get("content")):
+            yield f"`messages[{at}].content` must be a string or an array of parts"
+        elif not isinstance(message.get("tool_calls"), list | None):
+            yield f"`messages[{at}].tool_calls` must be an array"
+    if not isinstance(tools, list | None):
+        yield "`tools` must be an array"
+        return
     for at, tool in enumerate(tools or ()):
         if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
-            return f"`tools[{at}]` must be an object with a `function`"
-    return None
+            yield f"`tools[{at}]` must be an object with a `function`"
+
+
+def _is_content(content: object) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, str | dict) for part in content)
+    return isinstance(content, str | None)
 
 
 def _renderer(folder: Path | None) -> Renderer | None:

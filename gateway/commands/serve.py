@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S: Final = 75  # longer than any client's own pool, so that the client is the one to close
 STALLED_MS: Final = 120_000  # a client that reads nothing for so long has gone
+_PROBE_IDLE_S: Final = 30
 _GRACE_S: Final = 30
 # The ledger's writer thread commits within a request's own time; Python's 5 ms turn would be most of it.
 _SWITCH_INTERVAL_S: Final = 0.0005
@@ -84,14 +85,17 @@ def end_cleanly(server: uvicorn.Server) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; connections queue from now on, before the application is ready.
 
-    Its connections inherit two settings: an answer's parts leave at once, and a client that takes nothing
-    of an answer for `STALLED_MS` is disconnected by the kernel.
+    Its connections inherit its settings: an answer's parts leave at once, and the kernel disconnects a
+    client that takes nothing of an answer for `STALLED_MS`, or that has vanished without a word.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_IDLE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_IDLE_S)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     try:
         listener.bind((host, port))

@@ -15,24 +15,23 @@ from collections import deque
 from concurrent.futures import Future as ThreadFuture
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from ctxgate.gateway.ledger import AttemptConflict, InvalidRow, LedgerError, LedgerUnavailable, UnknownAttempt
 from ctxgate.gateway.stores import bulk
+from ctxgate.gateway.stores.results import Result, Waiting, deliver, unavailable
 from ctxgate.gateway.stores.rows import INSERT, OPENED_COLUMNS, SETTLE, opened_values, settled_values
 from ctxgate.gateway.stores.spill import Spilled
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Result: TypeAlias = bool | LedgerError | None
-_Future: TypeAlias = "asyncio.Future[Any]"  # None for an opening, bool for a settlement
 
 MAX_BATCH: Final = 1_000  # operations per transaction; bounds how long others wait for the write lock
 MAX_REFUSED: Final = 65_536  # refused openings kept for a settlement that may still come
@@ -317,8 +316,8 @@ class Writer:
             del self._refused[next(iter(self._refused))]
         for call in waiting:
             if isinstance(call, _Call):
-                call.future.set_exception(_unavailable(error))
-        self._resolve([(operation.future, _unavailable(error)) for operation in refused])
+                call.future.set_exception(unavailable(error))
+        self._resolve([(operation.future, unavailable(error)) for operation in refused])
 
     def _count_failure(self, error: Exception) -> None:
         self.failures += 1
@@ -342,7 +341,7 @@ class Writer:
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._rollback()
-            call.future.set_exception(_unavailable(error))
+            call.future.set_exception(unavailable(error))
         except Exception as error:  # noqa: BLE001  # handed to the caller, whose function it is
             self._rollback()
             call.future.set_exception(error)
@@ -364,13 +363,13 @@ class Writer:
         reason = "not in the ledger when it was closed"
         self._resolve([(operation.future, LedgerUnavailable(reason)) for operation in kept])
 
-    def _resolve(self, results: list[tuple[_Future, Result]]) -> None:
+    def _resolve(self, results: list[tuple[Waiting, Result]]) -> None:
         """Hand results to the event loop in one call."""
         self._done += len(results)
         if not results:
             return
         try:
-            results[0][0].get_loop().call_soon_threadsafe(_deliver, results)
+            results[0][0].get_loop().call_soon_threadsafe(deliver, results)
         except RuntimeError:  # the loop has ended, and with it whoever waited
             log.warning("%d ledger results had no event loop left to go to", len(results))
 
@@ -384,19 +383,3 @@ def _settled_before_opened(batch: list[_Open | _Settle]) -> bool:
         elif operation.row.attempt_id in settled:
             return True
     return False
-
-
-def _deliver(results: Iterable[tuple[_Future, Result]]) -> None:
-    for future, result in results:
-        if future.done():  # cancelled by its waiter
-            continue
-        if isinstance(result, LedgerError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-
-def _unavailable(error: Exception) -> LedgerUnavailable:
-    refusal = LedgerUnavailable(f"{type(error).__name__}: {error}")
-    refusal.__cause__ = error
-    return refusal

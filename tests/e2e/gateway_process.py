@@ -63,6 +63,7 @@ class GatewayConfig:
     folder: Path
     pools: Mapping[str, Sequence[str]]
     limits: Mapping[str, float] = field(default_factory=dict)
+    layout: str = "off"
 
     @property
     def ledger(self) -> Path:
@@ -88,7 +89,7 @@ class GatewayConfig:
             "limits": dict(self.limits),
             "pools": pools,
             "models": models,
-            "teams": {"research": {"organisation": "acme"}},
+            "teams": {"research": {"organisation": "acme", "layout": self.layout}},
             "keys": [
                 {"id": "client", "team": "research", "sha256": sha256(SECRET)},
                 {

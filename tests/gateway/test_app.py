@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway.ledger import Outcome
+from support.behaviours import streams_until_aborted, until_aborted
 from support.client import CHAT
 from support.gateway import HELLO, MODEL, STREAM, bearer, until
-from support.upstream import by_hand, ok, streams_until_aborted, until_aborted
+from support.upstream import by_hand, ok
 
 if TYPE_CHECKING:
     from support.gateway import Gateway
@@ -117,7 +118,7 @@ def kinds() -> Counter[str]:
     return Counter(name for one in gc.get_objects() if (name := type(one).__name__) in wanted)
 
 
-async def test_gateways_k5_thousands_of_requests_a_tenth_of_them_aborted_leave_nothing(
+async def test_gateways_k5_many_requests_a_tenth_of_them_aborted_leave_nothing(
     gateway: Gateway, upstream: Upstream
 ) -> None:
     endless = streams_until_aborted("a ", "b ")
@@ -145,7 +146,7 @@ async def test_gateways_k5_thousands_of_requests_a_tenth_of_them_aborted_leave_n
     await batch(100)
     before, tasks, series = kinds(), len(asyncio.all_tasks()), len(await gateway.metrics())
     connections = len(upstream.open)
-    for _ in range(6):
+    for _ in range(4):
         await batch(200)
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
     after = kinds()
@@ -156,9 +157,9 @@ async def test_gateways_k5_thousands_of_requests_a_tenth_of_them_aborted_leave_n
     assert len(gateway.state.connections) <= 2
     assert (len(services.background), services.ledger.pending) == (0, 0)
     rows = await gateway.rows()
-    assert len(rows) == 1300
+    assert len(rows) == 900
     outcomes = Counter(row.settled.outcome for row in rows)
-    assert outcomes == {Outcome.COMPLETED: 1170, Outcome.CLIENT_DISCONNECTED: 130}
+    assert outcomes == {Outcome.COMPLETED: 810, Outcome.CLIENT_DISCONNECTED: 90}
 
 
 async def test_stopping_waits_for_open_requests_and_settles_them(

@@ -11,9 +11,10 @@ import pytest
 from ctxgate.gateway.config import Limits
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.inference.usage import NOTHING_USED, UNKNOWN, Certainty, estimated, measured
+from support.behaviours import streams_until_aborted, until_aborted
 from support.client import CHAT
 from support.gateway import HELLO, MODEL, STREAM, bearer, until
-from support.upstream import by_hand, streams_until_aborted, until_aborted
+from support.upstream import by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -318,3 +319,16 @@ async def test_a_client_that_leaves_as_the_answer_ends_is_booked_once(
     assert len(rows) == 20
     assert {row.settled.outcome for row in rows} <= {Outcome.COMPLETED, Outcome.CLIENT_DISCONNECTED}
     assert {row.settled.charge.total for row in rows} == {17_200}
+
+
+async def test_a_call_of_very_many_prompts_is_hung_up_on_instead_of_aborted(
+    gateway: Gateway, upstream: Upstream
+) -> None:
+    upstream.play(until_aborted)
+    async with gateway.wire() as wire:
+        wire.request("/v1/completions", {"model": MODEL, "prompt": ["x"] * 1025}, [bearer()])
+        await until(lambda: upstream.calls)
+    await until(upstream.calls[0].closed.is_set)
+    await gateway.quiet()
+    assert upstream.abort_calls == []
+    assert (await gateway.row()).settled.outcome is Outcome.CLIENT_DISCONNECTED

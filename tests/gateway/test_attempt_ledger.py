@@ -118,3 +118,20 @@ async def test_a_client_that_leaves_while_its_answer_is_booked_changes_nothing(
     await gateway.quiet()
     assert [row.outcome for row in ledger.settled] == [Outcome.COMPLETED]
     assert upstream.abort_calls == []
+
+
+async def test_a_store_and_an_upstream_that_both_fail_leave_no_exception_behind(
+    gateway: Gateway, upstream: Upstream
+) -> None:
+    await upstream.stop()
+    ledger = Held(gateway)
+    ledger.opening = asyncio.get_running_loop().create_future()
+    ledger.opening.set_exception(LedgerUnavailable("disk full"))
+    ledger.settling = asyncio.get_running_loop().create_future()
+    ledger.settling.set_exception(LedgerUnavailable("disk full"))
+    answer = await gateway.post(HELLO)
+    assert answer.status in (502, 503)
+    ledger.opening = ledger.settling = (
+        None  # dropped, as the ledger does; the fixture sees what is left
+    )
+    await upstream.start()

@@ -9,8 +9,9 @@ import pytest
 
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.inference.usage import UNKNOWN, Certainty, estimated, measured
+from support.behaviours import dies_after, plays
 from support.gateway import STREAM, bearer
-from support.upstream import by_hand, dies_after, event_bytes, plays, usage
+from support.upstream import by_hand, event_bytes, usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

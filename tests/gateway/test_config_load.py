@@ -16,6 +16,13 @@ from ctxgate.inference.rates import RateCard, Rates
 EXAMPLE = Path(__file__).parents[2] / "configs" / "ctxgate.yaml"
 
 
+@pytest.mark.parametrize(("given", "level"), [("off", "off"), ('"off"', "off"), ("safe", "safe")])
+def test_a_layout_level_needs_no_quotes(given: str, level: str) -> None:
+    """YAML itself reads a plain `off` as a truth value."""
+    text = VALID.replace("{organisation: acme}", f"{{organisation: acme, layout: {given}}}")
+    assert read_text(text).config.teams == {"research": Team("research", "acme", level)}
+
+
 def test_a_minimal_file_gets_every_default() -> None:
     config = read_text(VALID).config
     assert config.listen == Listen("127.0.0.1", 8080)

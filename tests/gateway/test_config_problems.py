@@ -95,6 +95,16 @@ def test_an_alias_that_contains_itself_is_no_trap() -> None:
         ("[standard, fast]", "[fast, fast]", "11:24: models.tiny.pools[1]: names the same pool twice"),
         ("{pools: [standard, fast]}", "{}", "11:3: models.tiny: is empty"),
         ("{pools: [standard, fast]}", "", "11:3: models.tiny: is empty"),
+        (
+            "organisation: acme",
+            "organisation: acme, layout: on",
+            '13:42: teams.research.layout: must be "off" or "safe"',
+        ),
+        (
+            "organisation: acme",
+            "organisation: acme, layout: save",
+            '13:42: teams.research.layout: must be "off" or "safe"; did you mean safe?',
+        ),
         ("{organisation: acme}", "{organization: acme}", "13:14: teams.research.organization: is spelled"),
         (
             "acme",

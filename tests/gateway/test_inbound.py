@@ -13,9 +13,9 @@ from ctxgate.gateway.errors import Kind, Refused, body_of
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.inbound import check_engine_fields, read_inbound
 from ctxgate.inference import wire
+from support.behaviours import plays
 from support.client import CHAT
 from support.gateway import HELLO, MODEL, bearer
-from support.upstream import plays
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -171,6 +171,24 @@ async def test_a_number_beyond_any_float_where_an_integer_belongs_is_400(gateway
         body = b'{"model":"m","messages":[{"role":"user"}],"max_tokens":' + raw + b"}"
         answer = await gateway.post(body)
         assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b'""'])
+def test_a_large_body_of_very_many_empty_parts_is_refused_unparsed(
+    part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxgate.gateway.inbound._LARGE", 2**12)
+    monkeypatch.setattr("ctxgate.gateway.inbound._MOST_PARTS", 2**11)
+    raw = b'{"model":"m","messages":[%s]}' % b",".join([part] * 2**12)
+    with pytest.raises(Refused) as refused:
+        read_inbound("r", Surface.CHAT, {}, raw, 0)
+    assert refused.value.kind is Kind.BODY_TOO_LARGE
+
+
+def test_a_large_image_is_no_such_body() -> None:
+    image = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}' % (b"A" * 2**24)
+    raw = b'{"model":"m","messages":[{"role":"user","content":[%s]}]}' % image
+    assert read_inbound("r", Surface.CHAT, {}, raw, 0).body.raw is raw
 
 
 async def test_many_members_are_read(gateway: Gateway, upstream: Upstream) -> None:

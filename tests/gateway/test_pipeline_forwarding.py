@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.behaviours import plays
 from support.client import CHAT
 from support.gateway import HELLO, MODEL, STREAM, bearer
-from support.upstream import plays
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -10,9 +10,10 @@ import pytest
 from ctxgate.gateway.config import Limits
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
+from support.behaviours import BUSY, RESET, dies_after, plays, refuses, vllm_error
 from support.client import CHAT
 from support.gateway import HELLO, STREAM, until
-from support.upstream import BUSY, RESET, by_hand, dies_after, ok, plays, refuses, vllm_error
+from support.upstream import by_hand, ok
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

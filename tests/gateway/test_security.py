@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway.config import Limits
+from support.behaviours import BUSY, RESET, dies_after, plays, refuses, streams_until_aborted, vllm_error
 from support.client import CHAT
 from support.gateway import ALPHA, BETA, FORGED, HELLO, MODEL, bearer, until
-from support.upstream import (
-    BUSY,
-    RESET,
-    by_hand,
-    dies_after,
-    ok,
-    plays,
-    refuses,
-    streams_until_aborted,
-    vllm_error,
-)
+from support.upstream import by_hand, ok
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,6 +51,50 @@ FAILURES = [
 ]
 
 
+SECRETS = [
+    ("authorization", f"Bearer {CANARY}"),
+    ("x-api-key", CANARY),
+    ("cookie", CANARY),
+    ("x-request-id", CANARY),
+    ("user-agent", CANARY),
+]
+
+
+async def failing_upstreams(gateway: Gateway, upstream: Upstream) -> None:
+    """A prompt that meets every failure of an upstream."""
+    for failure in FAILURES:
+        for stream in (False, True):
+            upstream.default = failure
+            await gateway.post(PROMPT | {"stream": stream}, headers=[bearer(), *SECRETS[2:]])
+
+
+async def failing_requests(gateway: Gateway) -> None:
+    """Requests that are refused, each with a secret in another place."""
+    bodies: list[bytes | dict[str, Any]] = [
+        f'{{"model":"m","x":"{CANARY}'.encode(),
+        PROMPT | {"n": CANARY},
+        PROMPT | {"model": CANARY},
+        PROMPT | {"cache_salt": CANARY},
+        PROMPT | {"x": "y" * 5000},
+        gzip.compress(CANARY.encode())[:-4],
+    ]
+    for body in bodies:
+        encoding = [("content-encoding", "gzip")] if isinstance(body, bytes) and body[:1] == b"\x1f" else []
+        await gateway.post(body, headers=[bearer(), *encoding, *SECRETS[2:]])
+    for headers in ([SECRETS[0]], [SECRETS[1]], [bearer(), SECRETS[1]], [bearer(), bearer(CANARY)], SECRETS):
+        await gateway.post(PROMPT, headers=headers)
+    for path in (
+        f"/{CANARY}",
+        f"/v1/models/{CANARY}",
+        f"/v1/usage?by={CANARY}&since={CANARY}",
+        f"/?{CANARY}",
+    ):
+        await gateway.get(path, [bearer(), *SECRETS[2:]])
+    async with gateway.wire() as wire:
+        wire.send(f"{CANARY}\r\n\r\n".encode())
+        await wire.answer()
+
+
 async def test_gateways_p1_no_secret_and_no_prompt_reaches_a_log_a_metric_or_the_ledger(
     upstream: Upstream,
     start_gateway: Start,
@@ -71,47 +106,15 @@ async def test_gateways_p1_no_secret_and_no_prompt_reaches_a_log_a_metric_or_the
     store = tmp_path / "canary.db"
     limits = Limits(max_body_bytes=4000, first_byte_timeout_s=5)
     gateway = await start_gateway(upstream, store=store, limits=limits, pool={"api_key": POOL_KEY})
-    secrets = [
-        ("authorization", f"Bearer {CANARY}"),
-        ("x-api-key", CANARY),
-        ("cookie", CANARY),
-        ("x-request-id", CANARY),
-        ("user-agent", CANARY),
-    ]
-    for failure in FAILURES:
-        for stream in (False, True):
-            upstream.default = failure
-            await gateway.post(PROMPT | {"stream": stream}, headers=[bearer(), *secrets[2:]])
-    bodies: list[bytes | dict[str, Any]] = [
-        f'{{"model":"m","x":"{CANARY}'.encode(),
-        PROMPT | {"n": CANARY},
-        PROMPT | {"model": CANARY},
-        PROMPT | {"cache_salt": CANARY},
-        PROMPT | {"x": "y" * 5000},
-        gzip.compress(CANARY.encode())[:-4],
-    ]
-    for body in bodies:
-        encoding = [("content-encoding", "gzip")] if isinstance(body, bytes) and body[:1] == b"\x1f" else []
-        await gateway.post(body, headers=[bearer(), *encoding, *secrets[2:]])
-    for headers in ([secrets[0]], [secrets[1]], [bearer(), secrets[1]], [bearer(), bearer(CANARY)], secrets):
-        await gateway.post(PROMPT, headers=headers)
-    for path in (
-        f"/{CANARY}",
-        f"/v1/models/{CANARY}",
-        f"/v1/usage?by={CANARY}&since={CANARY}",
-        f"/?{CANARY}",
-    ):
-        await gateway.get(path, [bearer(), *secrets[2:]])
-    async with gateway.wire() as wire:
-        wire.send(f"{CANARY}\r\n\r\n".encode())
-        await wire.answer()
-    monkeypatch.setattr("ctxgate.gateway.metering.usage_of_answer", _fails)
+    await failing_upstreams(gateway, upstream)
+    await failing_requests(gateway)
     upstream.default = ok
-    assert (await gateway.post(PROMPT)).status == 500
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr("ctxgate.gateway.metering.usage_of_answer", _fails)
+        assert (await gateway.post(PROMPT)).status == 500
     upstream.default = streams_until_aborted(CANARY)
     async with gateway.wire() as wire:
-        wire.request(body=PROMPT | {"stream": True}, headers=[bearer(), *secrets[2:]])
+        wire.request(body=PROMPT | {"stream": True}, headers=[bearer(), *SECRETS[2:]])
         await wire.head()
     await gateway.quiet()
     metrics = await gateway.get("/metrics", ())

@@ -82,6 +82,7 @@ async def test_what_queues_up_behind_a_commit_shares_the_next_one(ledger: Sqlite
         step for i in range(500) for step in (ledger.open(opened(f"a{i}")), ledger.settle(settled(f"a{i}")))
     ]
     assert ledger.pending == 1_000
+    await asyncio.sleep(0)  # now everything is handed to the writer
     release()
     await asyncio.gather(*futures)
     assert ledger.pending == 0
@@ -103,6 +104,7 @@ async def test_a_batch_wakes_the_event_loop_once(
 
     release = hold(ledger)
     futures = [ledger.open(opened(f"a{i}")) for i in range(300)]
+    await asyncio.sleep(0)  # now everything is handed to the writer
     monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
     release()
     await asyncio.gather(*futures)

@@ -9,8 +9,9 @@ import pytest
 
 from ctxgate.inference.client import Dropped, Unreachable, UpstreamClient
 from ctxgate.inference.probe import Probe, probe, windows_of
+from support.behaviours import RESET, plays
 from support.gateway import until
-from support.upstream import RESET, by_hand, plays
+from support.upstream import by_hand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

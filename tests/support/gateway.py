@@ -52,6 +52,7 @@ def config(
     served_name: str | None = None,
     granted: frozenset[str] = frozenset(),
     docs: bool = True,
+    layout: str = "off",
 ) -> Config:
     """One pool over the given servers, one model, two teams of one organisation with a key each."""
     servers = tuple(Replica(f"standard-{index}", url) for index, url in enumerate(replicas))
@@ -65,7 +66,7 @@ def config(
         models={MODEL: Model(MODEL, ("standard",), served_name)},
         keys=(key, other),
         docs=docs,
-        teams={name: Team(name, "acme") for name in ("alpha", "beta")},
+        teams={name: Team(name, "acme", layout) for name in ("alpha", "beta")},
     )
 
 

@@ -1,0 +1,32 @@
+"""Results of ledger operations, on their way from the writer's thread to whoever waits on the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ctxgate.gateway.ledger import LedgerError, LedgerUnavailable
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+Result: TypeAlias = bool | LedgerError | None
+Waiting: TypeAlias = "asyncio.Future[Any]"  # None for an opening, bool for a settlement
+
+
+def deliver(results: Iterable[tuple[Waiting, Result]]) -> None:
+    """Give each result to its future, on the event loop."""
+    for future, result in results:
+        if future.done():  # cancelled by its waiter
+            continue
+        if isinstance(result, LedgerError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+def unavailable(error: Exception) -> LedgerUnavailable:
+    """A store's error as the ledger's."""
+    refusal = LedgerUnavailable(f"{type(error).__name__}: {error}")
+    refusal.__cause__ = error
+    return refusal

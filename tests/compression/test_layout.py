@@ -1,0 +1,218 @@
+"""Level `safe`: what goes out is what went out first, in any process, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from ctxgate.compression.layout import Memory, set_key
+from support.forms import Forms, Process
+
+
+def tool(name: str, keys: str = "ab", **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {key: {"type": "string"} for key in keys}}
+    return {"type": "function", "function": {"name": name, "parameters": schema} | more}
+
+
+def call(arguments: str, id_: str = "c1") -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": "a", "arguments": arguments}}
+
+
+HEAD: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+CALLS: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call('{"a": 1, "b": 2}')]}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+A, B, C, D = (tool(name) for name in "abcd")
+
+
+def body(messages: list[dict[str, Any]], *tools: dict[str, Any], **more: Any) -> bytes:
+    document = {"model": "m", "messages": messages} | ({"tools": tools} if tools else {}) | more
+    return json.dumps(document).encode()
+
+
+def names(raw: bytes) -> str:
+    return "".join(each["function"]["name"] for each in json.loads(raw)["tools"])
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+def test_nothing_new_is_touched(process: Process) -> None:
+    raws = [body(HEAD, C, A), body([*HEAD, CALLS, RESULT], C, A), body(HEAD), body([CALLS], stream=True)]
+    for raw in raws:
+        assert process.result(raw).edits == ()
+
+
+def test_nothing_is_asked_where_nothing_can_vary(process: Process) -> None:
+    assert process.result(body(HEAD)).edits == ()
+    assert process.result(body(HEAD, tools=None)).edits == ()
+    assert process.result(body(HEAD, tools=[])).edits == ()
+    assert process.forms.asked == 0
+
+
+def test_tools_keep_their_order(process: Process) -> None:
+    assert process.sent(body(HEAD, B, A, C)) == body(HEAD, B, A, C)
+    for order in permutations((A, B, C)):
+        assert process.sent(body([*HEAD, CALLS, RESULT], *order)) == body([*HEAD, CALLS, RESULT], B, A, C)
+
+
+def test_gateways_l12_a_new_tool_is_appended_and_a_dropped_one_stays_dropped(process: Process) -> None:
+    turns = [HEAD + [{"role": "user", "content": "x"}] * n for n in range(6)]
+    assert names(process.sent(body(turns[0], B, C))) == "bc"
+    assert names(process.sent(body(turns[1], A, C, B))) == "bca"
+    assert names(process.sent(body(turns[2], A, B))) == "ba"
+    assert names(process.sent(body(turns[3], C, A, B))) == "bac"
+    assert names(process.sent(body(turns[4], D, C, B, A))) == "bacd"
+    assert names(process.sent(body(turns[5], A, B, C, D))) == "bacd"
+
+
+def test_several_new_tools_keep_the_order_they_first_came_in(process: Process) -> None:
+    turns = [HEAD + [{"role": "user", "content": "x"}] * n for n in range(3)]
+    process.sent(body(turns[0], B))
+    assert names(process.sent(body(turns[1], D, A, C, B))) == "bdac"
+    assert names(process.sent(body(turns[2], A, B, C, D))) == "bdac"
+    # Elsewhere too, where that conversation's own first order was another.
+    process.sent(body([{"role": "user", "content": "other"}], B))
+    assert names(process.sent(body([{"role": "user", "content": "other"}] * 2, C, B, A, D))) == "bdac"
+
+
+def test_a_set_of_tools_has_one_order_for_every_new_conversation(process: Process) -> None:
+    process.sent(body(HEAD, C, A, B))
+    other = [{"role": "user", "content": "something else"}]
+    assert names(process.sent(body(other, A, B, C))) == "cab"
+    assert names(process.sent(body(other, A, B))) == "ab"
+
+
+def test_a_branch_goes_on_from_the_prefix_it_shares(process: Process) -> None:
+    """Edited history finds the longest prefix that is known, not the newest state of the conversation."""
+    longer = [*HEAD, {"role": "user", "content": "x"}]
+    process.sent(body(HEAD, B, A))
+    assert names(process.sent(body(longer, C, A, B))) == "bac"
+    assert names(process.sent(body([*HEAD, {"role": "user", "content": "y"}], A, B))) == "ba"
+    assert names(process.sent(body([*longer, {"role": "user", "content": "z"}], A, B, C))) == "bac"
+
+
+def test_one_prefix_has_one_order_whoever_asks(process: Process) -> None:
+    """The same messages sent with other tools: both ways of going on are stable, in every process."""
+    process.sent(body(HEAD, B, A))
+    longer = [*HEAD, {"role": "user", "content": "x"}]
+    first = names(process.sent(body(HEAD, D, C, A)))
+    assert first == "adc"
+    for each in (process, Process(process.forms)):
+        assert names(each.sent(body(HEAD, C, A, D))) == "adc"
+        assert names(each.sent(body(longer, C, D, A))) == "adc"
+
+
+def test_context_j14_schemas_go_out_in_the_text_of_their_first_sight(process: Process) -> None:
+    process.sent(body(HEAD, tool("a", "ab"), B))
+    later = [*HEAD, CALLS, RESULT]
+    raw = body(later, tool("a", "ba", description=None), B)
+    assert process.sent(raw) == body(later, tool("a", "ab"), B)
+    other = [{"role": "user", "content": "another conversation"}]
+    assert process.sent(body(other, tool("a", "ba"))) == body(other, tool("a", "ab"))
+
+
+def test_a_changed_tool_goes_to_the_end(process: Process) -> None:
+    """What changes once often changes again; in front it would cost the tools behind it each time."""
+    process.sent(body(HEAD, A, B, C))
+    later = [*HEAD, CALLS, RESULT]
+    assert process.sent(body(later, tool("a", "x"), B, C)) == body(later, B, C, tool("a", "x"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        CALLS | {"content": ""},
+        {"role": "assistant", "tool_calls": CALLS["tool_calls"]},
+        CALLS | {"refusal": None},
+        CALLS | {"tool_calls": [call('{"b":2,"a":1}')]},
+        CALLS | {"tool_calls": [call('{\n  "a": 1,\n  "b": 2\n}')]},
+    ],
+)
+def test_calls_go_out_in_the_text_of_their_first_sight(process: Process, form: dict[str, Any]) -> None:
+    process.sent(body([*HEAD, CALLS, RESULT]))
+    longer = [RESULT, {"role": "user", "content": "  more  "}]
+    result = process.result(body([*HEAD, form, *longer]))
+    assert process.sent(body([*HEAD, form, *longer])) == body([*HEAD, CALLS, *longer])
+    assert [edit.field for edit in result.reasons] == ["messages[2]"]
+
+
+def test_other_calls_are_left_alone(process: Process) -> None:
+    process.sent(body([*HEAD, CALLS, RESULT]))
+    for other in ('{"a": 1, "b": 2.0}', '{"a": 1}', '{"a": 1, "b": 2', ""):
+        raw = body([*HEAD, CALLS | {"tool_calls": [call(other)]}, RESULT])
+        assert process.sent(raw) == raw
+
+
+def test_everything_else_keeps_its_bytes(process: Process) -> None:
+    raw = body([*HEAD, CALLS, RESULT], A, B)
+    process.sent(raw)
+    odd = (
+        b' {"x": 1e400 , "tools":[ \n%s\t,%s ]\n, "messages"\t: [%s,\r\n%s , %s,%s ]'
+        b' ,"y":"\\u00e9\\"tools\\":["}\n'
+    )
+    wide = json.dumps(CALLS | {"content": ""}, indent=3).encode()
+    parts = [json.dumps(part).encode() for part in (B, A, *HEAD, RESULT)]
+    sent = process.sent(odd % (*parts[:4], wide, parts[4]))
+    assert sent == odd % (parts[1], parts[0], *parts[2:4], json.dumps(CALLS).encode(), parts[4])
+
+
+def test_tenants_share_nothing(process: Process) -> None:
+    process.sent(body([*HEAD, CALLS, RESULT], A, B))
+    raw = body([*HEAD, CALLS | {"content": ""}, RESULT], tool("b", "ba"), A)
+    assert Process(process.forms, tenant="acme/beta").sent(raw) == raw
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [A, tool("a", "x")],
+        [A, A],
+        [A, 5],
+        [{"type": "function", "function": 5}, A],
+        [{"type": "x"}, {"type": "y"}],
+    ],
+)
+def test_tools_that_cannot_be_told_apart_are_left_alone(process: Process, tools: list[Any]) -> None:
+    process.sent(body(HEAD, A))
+    raw = body(HEAD, tools=tools)
+    assert process.sent(raw) == raw
+
+
+def test_repeated_members_leave_everything_as_it_came(process: Process) -> None:
+    process.sent(body([CALLS]))
+    text = json.dumps([CALLS | {"content": ""}]).encode()
+    result = process.result(b'{"messages":[{}],"model":"m","messages":%s}' % text)
+    assert (result.edits, result.dropped) == ((), "hidden")
+
+
+def test_a_second_process_and_one_without_memory_send_the_same_bytes() -> None:
+    forms = Forms()
+    turns = [
+        body(HEAD, C, B, A),
+        body([*HEAD, CALLS, RESULT], B, tool("a", "ba"), C),
+        body([*HEAD, CALLS | {"content": ""}, RESULT, {"role": "user", "content": "x"}], D, A, B, C),
+        body([*HEAD, CALLS, RESULT] + [{"role": "user", "content": "x"}] * 2, A, B, C, D),
+    ]
+    one = Process(forms)
+    sent = [one.sent(turn) for turn in turns]
+    assert [names(each) for each in sent] == ["cba", "cba", "cbad", "cbad"]
+    assert [Process(forms).sent(turn) for turn in turns] == sent
+    small = Process(forms, memory=Memory(conversations=1))
+    assert [small.sent(turn) for turn in turns] == sent
+
+
+def test_a_known_turn_asks_the_store_once(process: Process) -> None:
+    process.sent(body(HEAD, A, B))
+    before = process.forms.asked
+    process.sent(body([*HEAD, CALLS, RESULT], B, A))
+    assert process.forms.asked == before + 1
+
+
+def test_the_key_of_a_set_does_not_depend_on_its_order() -> None:
+    one, two = b"1" * 32, b"2" * 32
+    assert set_key([one, two]) == set_key([two, one]) != set_key([one])

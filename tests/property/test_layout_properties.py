@@ -1,0 +1,195 @@
+"""The invariants of a plan, at level `safe`, over generated sessions and what clients do to them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxgate.compression import layout
+from ctxgate.compression.validity import check_length, check_same, pairing_faults
+from ctxgate.gateway.perturb import Perturbation, perturb
+from ctxgate.gateway.replay_run import Plan, request_body
+from ctxgate.gateway.sessions import Session
+from ctxgate.inference import wire
+from ctxgate.inference.prompts import PromptRenderer
+from support.forms import TENANT, Forms, Process
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.sessions import Turn
+
+HARMLESS = (Perturbation.TOOL_ORDER, Perturbation.JSON_KEYS, Perturbation.RESERIALIZE)
+PLAN = Plan("tiny")
+RENDERER = PromptRenderer()
+
+names = st.text("abcdef", min_size=1, max_size=3)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+texts = st.text(max_size=20)
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> Session:
+    """A session of up to six requests with tools, batches of calls, broken arguments and plain answers."""
+    tools = tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": draw(texts),
+                "parameters": {"type": "object", "properties": draw(st.dictionaries(names, values))},
+            },
+        }
+        for name in draw(st.lists(names, max_size=5, unique=True))
+    )
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": draw(texts)},
+        {"role": "user", "content": draw(texts)},
+    ]
+    for number in range(draw(st.integers(0, 5))):
+        arguments = [json.dumps(each) for each in draw(st.lists(st.dictionaries(names, values), max_size=2))]
+        if draw(st.integers(0, 9)) == 0:
+            arguments.append("{broken")
+        calls = [
+            {"id": f"c{number}-{at}", "type": "function", "function": {"name": "f", "arguments": text}}
+            for at, text in enumerate(arguments)
+        ]
+        if not calls:
+            messages += [
+                {"role": "assistant", "content": draw(texts)},
+                {"role": "user", "content": draw(texts)},
+            ]
+            continue
+        messages.append({"role": "assistant", "content": draw(st.none() | texts), "tool_calls": calls})
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": draw(texts)} for call in calls]
+        messages += draw(st.permutations(results))
+    messages.append({"role": "assistant", "content": "done"})
+    return Session("s", tools, tuple(messages))
+
+
+habits = st.sets(st.sampled_from(HARMLESS))
+
+
+def sent(process: Process, turns: list[Turn]) -> list[bytes]:
+    return [process.sent(request_body(turn, PLAN)) for turn in turns]
+
+
+def parts(raw: bytes, name: str) -> list[bytes]:
+    return [bytes(item) for item in wire.parse(raw).items(name)] if name.encode() in raw else []
+
+
+def value(message: bytes) -> Any:
+    """What a message says, by Python's own reader: arguments parsed, the forms of no content unified."""
+    found = json.loads(message)
+    for each in found.get("tool_calls", ()):
+        try:
+            each["function"]["arguments"] = [json.loads(each["function"]["arguments"])]
+        except ValueError:
+            continue
+    if found.get("tool_calls") and not found.get("content"):
+        found.pop("content", None)
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), habits)
+def test_each_request_extends_the_one_before(session: Session, kinds: set[Perturbation]) -> None:
+    """Invariant 2, for every habit that only changes the form."""
+    out = sent(Process(), [perturb(turn, kinds) for turn in session.turns()])
+    for before, after in pairwise(out):
+        assert parts(after, "tools") == parts(before, "tools")
+        known = parts(before, "messages")
+        assert parts(after, "messages")[: len(known)] == known
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), habits)
+def test_tokens_are_those_of_the_first_form(session: Session, kinds: set[Perturbation]) -> None:
+    """Every part renders as it was first sent; the test keeps its own list of first forms."""
+    first: list[tuple[Any, Any]] = []  # what a message says, and its first form
+    process, tools = Process(), None
+    for turn in session.turns():
+        raw = request_body(perturb(turn, kinds), PLAN)
+        tools = tools or json.loads(raw).get("tools")
+        expected = []
+        for message in parts(raw, "messages"):
+            said = value(message)
+            form = next((known for says, known in first if says == said and type(says) is type(said)), None)
+            if form is None or "tool_calls" not in form:
+                form = json.loads(message)
+                first.append((said, form))
+            expected.append(form)
+        outgoing = json.loads(process.sent(raw))
+        assert RENDERER.chat_text(outgoing["messages"], outgoing.get("tools")) == RENDERER.chat_text(
+            expected, tools
+        )
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), st.sets(st.sampled_from(Perturbation)), st.data())
+def test_any_process_sends_the_same_bytes(
+    session: Session, kinds: set[Perturbation], data: st.DataObject
+) -> None:
+    """Invariant 3: processes that share a store, start in the middle and forget everything agree."""
+    turns = [perturb(turn, kinds) for turn in session.turns()]
+    one = Process()
+    expected = sent(one, turns)
+    assert sent(Process(), turns) == expected
+    assert sent(one, turns) == expected
+    assert sent(Process(one.forms), turns) == expected
+    forms = Forms()
+    fleet = [Process(forms), Process(forms, memory=layout.Memory(conversations=2))]
+    assert [data.draw(st.sampled_from(fleet)).sent(request_body(turn, PLAN)) for turn in turns] == expected
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), st.sets(st.sampled_from(Perturbation)))
+def test_the_same_messages_go_out_in_the_same_order(session: Session, kinds: set[Perturbation]) -> None:
+    """Invariants 4 and 6: nothing is moved, lost, added or made longer, and the checker agrees."""
+    process = Process()
+    for turn in session.turns():
+        raw = request_body(perturb(turn, kinds), PLAN)
+        result = process.result(raw)
+        out = b"".join(wire.splice(raw, result.edits))
+        assert [value(each) for each in parts(out, "messages")] == [
+            value(each) for each in parts(raw, "messages")
+        ]
+        key = msgspec.json.Encoder(order="sorted").encode
+        assert sorted(key(json.loads(each)) for each in parts(out, "tools")) == sorted(
+            key(json.loads(each)) for each in parts(raw, "tools")
+        )
+        prompts = [
+            layout.look(body, body.items("messages"), TENANT, process.memory)
+            for body in (wire.parse(raw), wire.parse(out))
+        ]
+        check_same(*prompts)
+        assert not +pairing_faults(prompts[1].facts)
+        check_length(*prompts)
+        assert len(result.reasons) == len({reason.field for reason in result.reasons})
+        assert bool(result.reasons) == bool(result.edits)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions())
+def test_without_habits_every_byte_is_the_clients(session: Session) -> None:
+    process = Process()
+    for turn in session.turns():
+        raw = request_body(turn, PLAN)
+        assert process.sent(raw) == raw
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), habits)
+def test_a_late_tool_is_appended_once(session: Session, kinds: set[Perturbation]) -> None:
+    turns = [perturb(turn, kinds | {Perturbation.LATE_TOOL}) for turn in session.turns()]
+    out = [parts(raw, "tools") for raw in sent(Process(), turns)]
+    for before, after in pairwise(out):
+        assert after[: len(before)] == before
+        assert len(after) - len(before) in (0, 1)
