@@ -80,13 +80,21 @@ async def play(url: str, sessions: Sequence[Session], perturb: str, key: str | N
     return Figures(len(measures), sum(measure.usage.prompt or 0 for measure in measures), cached)
 
 
-async def through_gateway(
-    folder: Path, engine: Engine, sessions: Sequence[Session], perturb: str, level: str
-) -> Figures:
+async def through_gateway(config: GatewayConfig, sessions: Sequence[Session], perturb: str) -> Figures:
     """The same through a new gateway, which knows no earlier forms."""
-    folder.mkdir()
-    with serving(GatewayConfig(folder, {"standard": [engine.url]}, layout=level)) as gateway:
+    with serving(config) as gateway:
         return await play(gateway.url, sessions, perturb, TRUSTED_SECRET)
+
+
+@pytest.fixture
+def configs(engines: Mapping[str, Engine], tmp_path: Path) -> Mapping[str, GatewayConfig]:
+    """By level: a gateway with a store of its own in front of the same engine."""
+    found = {}
+    for level in ("off", "safe"):
+        folder = tmp_path / level
+        folder.mkdir()
+        found[level] = GatewayConfig(folder, {"standard": [engines["standard"].url]}, layout=level)
+    return found
 
 
 @pytest.fixture
@@ -96,26 +104,25 @@ def table(capsys: pytest.CaptureFixture[str]) -> Iterator[list[tuple[str, str, f
     yield rows
     with capsys.disabled():
         for perturb, way, efficiency in rows:
-            print(f"\n{perturb or 'unperturbed':40} {way:7} {efficiency:.4f}", end="")  # noqa: T201
+            print(f"\n{perturb or 'unperturbed':40} {way:7} {efficiency:.4f}", end="")  # noqa: T201 - the table is the result
 
 
 @pytest.mark.parametrize("perturb", PERTURBATIONS)
 async def test_safe_keeps_the_hits_that_clients_throw_away(
     engines: Mapping[str, Engine],
-    tmp_path: Path,
+    configs: Mapping[str, GatewayConfig],
     sessions: Sequence[Session],
     bound: int,
     perturb: str,
     table: list[tuple[str, str, float]],
 ) -> None:
-    engine = engines["standard"]
-    direct = await play(engine.url, sessions, perturb)
-    safe = await through_gateway(tmp_path / "safe", engine, sessions, perturb, "safe")
+    direct = await play(engines["standard"].url, sessions, perturb)
+    safe = await through_gateway(configs["safe"], sessions, perturb)
     table += [(perturb, "direct", direct.cached / bound), (perturb, "safe", safe.cached / bound)]
     if perturb:
         assert safe.cached >= 0.97 * bound
         return
-    off = await through_gateway(tmp_path / "off", engine, sessions, perturb, "off")
+    off = await through_gateway(configs["off"], sessions, perturb)
     table.append((perturb, "off", off.cached / bound))
     assert off.cached >= 0.99 * bound
     assert safe.cached >= 0.99 * bound

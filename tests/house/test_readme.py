@@ -33,6 +33,7 @@ COVERED_BY = {
     "ctxgate serve -c configs/ctxgate.yaml": TOUR,
     "ctxgate report --by task": TOUR,
     "ctxgate report --by pool --json": TOUR,
+    "ctxgate explain --request first.json --after second.json": TOUR,
     "ctxgate replay session.jsonl --to http://127.0.0.1:8080": TOUR,
     "ctxgate twin --profile fast --port 8001": TOUR,
 }

@@ -138,6 +138,16 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
     assert row["requests"] == len([line for line in SESSION if line.get("role") == "assistant"])
 
 
+def test_the_readme_explains_a_miss(tmp_path: Path) -> None:
+    tour = Tour(tmp_path)
+    system = "You are an agent. Current time: 2026-11-30 10:0{}:07. Read before you edit. "
+    for name, minute in (("first", 1), ("second", 2)):
+        body = {"model": "tiny", "messages": [{"role": "system", "content": system.format(minute)}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(body))
+    explained = tour.run("ctxgate explain --request first.json --after second.json")
+    assert "volatile_in_head (clock) at messages[0].content" in explained
+
+
 def test_make_run_once_prints_the_table_and_ends() -> None:
     done = subprocess.run(
         ["make", "run", "ONCE=1", f"VENV={sys.prefix}"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +16,17 @@ from ctxgate.compression import layout
 from ctxgate.compression.validity import check_length, check_same, pairing_faults
 from ctxgate.gateway.perturb import Perturbation, perturb
 from ctxgate.gateway.replay_run import Plan, request_body
-from ctxgate.gateway.sessions import Session
+from ctxgate.gateway.sessions import Session, read_session
 from ctxgate.inference import wire
 from ctxgate.inference.prompts import PromptRenderer
 from support.forms import TENANT, Forms, Process
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ctxgate.gateway.sessions import Turn
+
+TRAJECTORIES = Path(__file__).parents[3] / "shared" / "trajectories"
 
 HARMLESS = (Perturbation.TOOL_ORDER, Perturbation.JSON_KEYS, Perturbation.RESERIALIZE)
 PLAN = Plan("tiny")
@@ -81,6 +87,11 @@ def sent(process: Process, turns: list[Turn]) -> list[bytes]:
     return [process.sent(request_body(turn, PLAN)) for turn in turns]
 
 
+def prompt(raw: bytes) -> str:
+    body = json.loads(raw)
+    return RENDERER.chat_text(body["messages"], body.get("tools"), add_generation_prompt=False)
+
+
 def parts(raw: bytes, name: str) -> list[bytes]:
     return [bytes(item) for item in wire.parse(raw).items(name)] if name.encode() in raw else []
 
@@ -109,9 +120,7 @@ def test_each_request_extends_the_one_before(session: Session, kinds: set[Pertur
         assert parts(after, "messages")[: len(known)] == known
 
 
-@settings(deadline=None, max_examples=30)
-@given(sessions(), habits)
-def test_tokens_are_those_of_the_first_form(session: Session, kinds: set[Perturbation]) -> None:
+def assert_rendered_as_first_sent(session: Session, kinds: Collection[Perturbation]) -> None:
     """Every part renders as it was first sent; the test keeps its own list of first forms."""
     first: list[tuple[Any, Any]] = []  # what a message says, and its first form
     process, tools = Process(), None
@@ -127,9 +136,28 @@ def test_tokens_are_those_of_the_first_form(session: Session, kinds: set[Perturb
                 first.append((said, form))
             expected.append(form)
         outgoing = json.loads(process.sent(raw))
-        assert RENDERER.chat_text(outgoing["messages"], outgoing.get("tools")) == RENDERER.chat_text(
-            expected, tools
-        )
+        text = RENDERER.chat_text(outgoing["messages"], outgoing.get("tools"))
+        assert text == RENDERER.chat_text(expected, tools)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), habits)
+def test_prompts_are_those_of_the_first_form(session: Session, kinds: set[Perturbation]) -> None:
+    assert_rendered_as_first_sent(session, kinds)
+
+
+@pytest.mark.skipif(not TRAJECTORIES.is_dir(), reason="the recorded sessions lie outside the repository")
+@pytest.mark.parametrize("name", ["repair-a", "airline-003-0", "airline-016-0"])
+def test_recorded_prompts_are_those_of_the_first_form(name: str) -> None:
+    session = read_session(TRAJECTORIES / f"{name}.jsonl")
+    assert_rendered_as_first_sent(session, HARMLESS)
+    one, two = Process(), Process()
+    turns = list(session.turns())
+    out = sent(one, [perturb(turn, HARMLESS) for turn in turns])
+    assert sent(two, [perturb(turn, HARMLESS) for turn in turns]) == out
+    ids = [RENDERER.encode(prompt(raw)) for raw in out]
+    for before, after in pairwise(ids):
+        assert after[: len(before)] == before, "the engine finds the whole earlier prompt"
 
 
 @settings(deadline=None, max_examples=30)
