@@ -77,10 +77,13 @@ UNCHANGED: Final = LayoutResult()
 
 
 class Memory:
-    """What one process remembers to save work; its contents never change a result."""
+    """What one process remembers to save work; its contents never change a result.
 
-    def __init__(self, conversations: int = REMEMBERED_CONVERSATIONS) -> None:
-        self.views = Views()
+    `seed` should be a secret of the process: see `Views`.
+    """
+
+    def __init__(self, conversations: int = REMEMBERED_CONVERSATIONS, seed: int = 0) -> None:
+        self.views = Views(seed=seed)
         self.orders: Recent[bytes, Order] = Recent(conversations)
 
 
@@ -98,7 +101,7 @@ def lay_out(
         facts.digest: raw for facts, raw in zip(prompt.facts, messages, strict=True) if facts.varies
     }
     tools: Sequence[msgspec.Raw] = ()
-    hashes: Sequence[bytes] = ()
+    hashes: list[bytes] = []
     if prompt.tools:
         tools = body.items("tools")
         hashes = chain(tenant, (facts.digest for facts in prompt.facts))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.plan import PromptPlan
     from ctxgate.gateway.config import Key, Model, Pool, Replica
-    from ctxgate.gateway.layout import Level
+    from ctxgate.gateway.layout_level import Level
     from ctxgate.gateway.ledger import AttemptOpened, Outcome
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage

@@ -1,4 +1,4 @@
-"""The layout stage: which level a request gets, and its edits, checked, or none at all.
+"""The layout stage: a request's edits, checked, or none at all.
 
 Whatever goes wrong here, the client's own bytes go out and the event is counted: layout never makes a
 request fail, nor wait for long.
@@ -7,13 +7,12 @@ request fail, nor wait for long.
 from __future__ import annotations
 
 import logging
+import secrets
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import layout
 from ctxgate.compression.validity import Invalid, check_length, check_same
-from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.inference import wire
@@ -23,23 +22,11 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.layout import LayoutResult
     from ctxgate.compression.plan import PlanEdit
-    from ctxgate.gateway.config import Config, Key
     from ctxgate.gateway.flow import Identified, Inbound
     from ctxgate.gateway.forms import Forms
     from ctxgate.inference.wire import Body
 
 log = logging.getLogger(__name__)
-LAYOUT_HEADER: Final = "x-ctxgate-layout"
-
-
-class Level(StrEnum):
-    """How far a request's prompt may be laid out anew, the least first."""
-
-    OFF = "off"
-    SAFE = "safe"
-
-
-LEVELS: Final = tuple(Level)
 DROPPED: Final = ("store", "hidden", "longer", "invalid", "defect")
 """Why edits were dropped: the store gave no answer in time; repeated members hide the place; the body
 would grow; the edited body failed the checker; an error in the layout itself."""
@@ -53,23 +40,6 @@ class Laid:
     reasons: tuple[PlanEdit, ...] = ()
 
 
-def level_of(inbound: Inbound, key: Key, config: Config) -> Level:
-    """The team's level, or a lower one that the request asks for. Raises `Refused` naming the header."""
-    team = config.teams.get(key.team)
-    allowed = Level.OFF if team is None else Level(team.layout)
-    asked = inbound.headers.get(LAYOUT_HEADER)
-    if asked is None:
-        return allowed
-    if asked not in LEVELS:
-        message = f"Header '{LAYOUT_HEADER}' must be one of: {', '.join(LEVELS)}."
-        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
-    level = Level(asked)
-    if LEVELS.index(level) > LEVELS.index(allowed):
-        message = f"Header '{LAYOUT_HEADER}' asks for '{level}'; the team's level is '{allowed}'."
-        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
-    return level
-
-
 class LayoutStage:
     """Lays requests out at level `safe`. Belongs to one event loop.
 
@@ -80,7 +50,7 @@ class LayoutStage:
     def __init__(self, forms: Forms, dropped: Callable[[str], None]) -> None:
         self._forms = forms
         self._dropped = dropped
-        self._memory = layout.Memory()
+        self._memory = layout.Memory(seed=secrets.randbits(64))
 
     async def lay_out(self, identified: Identified, now_us: int) -> Laid:
         """The body as this tenant first sent its parts. Never raises for a failure of its own."""

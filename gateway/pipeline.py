@@ -23,7 +23,8 @@ from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Routed
 from ctxgate.gateway.inbound import check_engine_fields
-from ctxgate.gateway.layout import Laid, Level, level_of
+from ctxgate.gateway.layout import Laid
+from ctxgate.gateway.layout_level import Level, level_of
 from ctxgate.gateway.ledger import AttemptOpened
 from ctxgate.inference.estimate import estimate_prompt_tokens
 from ctxgate.routing.choose import choose

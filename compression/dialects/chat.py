@@ -75,15 +75,20 @@ class Round:
 
 
 class Views:
-    """Facts of messages and tools, remembered by the bytes they were seen in, per tenant."""
+    """Facts of messages and tools, remembered by the bytes they were seen in, per tenant.
 
-    def __init__(self, entries: int = MEMO_ENTRIES) -> None:
+    The bytes are known by a fast hash of 64 secret bits (`seed`): whoever could make two messages
+    collide could have one taken for the other, within one tenant.
+    """
+
+    def __init__(self, entries: int = MEMO_ENTRIES, seed: int = 0) -> None:
+        self._seed = seed
         self._messages: Recent[tuple[str, bytes], Facts] = Recent(entries)
         self._tools: Recent[tuple[str, bytes], ToolFacts | None] = Recent(entries // 10)
 
     def message(self, tenant: str, raw: msgspec.Raw | bytes) -> Facts:
         """The facts of a message, decoded only if its bytes are new."""
-        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw)))
+        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw), self._seed))
         facts = self._messages.get(key)
         if facts is None:
             facts = facts_of(raw)
@@ -92,7 +97,7 @@ class Views:
 
     def tool(self, tenant: str, raw: msgspec.Raw | bytes) -> ToolFacts | None:
         """The facts of a tool definition, or None where it is no JSON object."""
-        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw)))
+        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw), self._seed))
         facts = self._tools.get(key)
         if facts is None:
             facts = tool_facts_of(raw)

@@ -79,7 +79,8 @@ def test_arguments_that_are_no_json_are_texts() -> None:
 
 def test_without_calls_the_forms_of_empty_content_are_kept_apart() -> None:
     """An engine may refuse one of them: it must not take the place of one that works."""
-    forms: list[dict[str, Any]] = [{"content": ""}, {}, {"content": None, "tool_calls": []}, {"tool_calls": None}]
+    nothing: list[dict[str, Any]] = [{}, {"content": None, "tool_calls": []}, {"tool_calls": None}]
+    forms = [{"content": ""}, *nothing]
     facts = [facts_of(json.dumps({"role": "assistant"} | form).encode()) for form in forms]
     assert facts[0].digest != facts[1].digest
     assert facts[1] == facts[2] == facts[3]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import subprocess
+import sys
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +209,39 @@ def test_a_second_process_and_one_without_memory_send_the_same_bytes() -> None:
     assert [Process(forms).sent(turn) for turn in turns] == sent
     small = Process(forms, memory=Memory(conversations=1))
     assert [small.sent(turn) for turn in turns] == sent
+
+
+PLAYED = """
+import hashlib, json, sys
+from support.forms import Process
+process, digest = Process(), hashlib.sha256()
+for turn in json.load(sys.stdin):
+    digest.update(process.sent(turn.encode()))
+print(digest.hexdigest())
+"""
+
+
+def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
+    tools = [tool(name * 3, "abc") for name in "defghijk"]
+    turns = [
+        body([*HEAD, CALLS, RESULT] + [{"role": "user", "content": "x"}] * n, *tools[n:], *tools[: n // 2])
+        for n in range(8)
+    ]
+    document = json.dumps([turn.decode() for turn in turns])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", PLAYED],
+            input=document,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    process = Process()
+    expected = hashlib.sha256(b"".join([process.sent(turn) for turn in turns])).hexdigest()
+    assert found == {expected + "\n"}
 
 
 def test_a_known_turn_asks_the_store_once(process: Process) -> None:

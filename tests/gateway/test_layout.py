@@ -13,7 +13,8 @@ from ctxgate.compression.layout import LayoutResult
 from ctxgate.gateway import forms as forms_module
 from ctxgate.gateway.config import Team
 from ctxgate.gateway.forms import Forms
-from ctxgate.gateway.layout import DROPPED, LEVELS
+from ctxgate.gateway.layout import DROPPED
+from ctxgate.gateway.layout_level import LEVELS
 from ctxgate.gateway.ledger import LedgerUnavailable
 from ctxgate.inference.wire import Edit
 from support.gateway import BETA, MODEL, bearer

@@ -1,0 +1,41 @@
+"""Which layout level a request gets: its team's, or a lower one that it asks for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.gateway.errors import Kind, Refused
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.config import Config, Key
+    from ctxgate.gateway.flow import Inbound
+
+LAYOUT_HEADER: Final = "x-ctxgate-layout"
+
+
+class Level(StrEnum):
+    """How far a request's prompt may be laid out anew, the least first."""
+
+    OFF = "off"
+    SAFE = "safe"
+
+
+LEVELS: Final = tuple(Level)
+
+
+def level_of(inbound: Inbound, key: Key, config: Config) -> Level:
+    """The team's level, or a lower one that the request asks for. Raises `Refused` naming the header."""
+    team = config.teams.get(key.team)
+    allowed = Level.OFF if team is None else Level(team.layout)
+    asked = inbound.headers.get(LAYOUT_HEADER)
+    if asked is None:
+        return allowed
+    if asked not in LEVELS:
+        message = f"Header '{LAYOUT_HEADER}' must be one of: {', '.join(LEVELS)}."
+        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
+    level = Level(asked)
+    if LEVELS.index(level) > LEVELS.index(allowed):
+        message = f"Header '{LAYOUT_HEADER}' asks for '{level}'; the team's level is '{allowed}'."
+        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
+    return level
