@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctxgate.compression.layout import Ask
 
 MEMORY_BYTES: Final = 64 * 2**20
-ANSWER_WITHIN_S: Final = 0.5  # a request does not wait longer for its layout; it goes out as it came
+ANSWER_WITHIN_S: Final = 2.0  # then the request goes out as it came, and may miss the whole cache
 _OVERHEAD: Final = 200  # bytes of bookkeeping per remembered form, roughly
 
 

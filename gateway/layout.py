@@ -60,7 +60,8 @@ class LayoutStage:
         tenant = f"{identified.key.organisation}/{identified.key.team}"  # no name holds a slash
         try:
             return await self._lay_out(inbound, tenant, now_us)
-        except (LedgerError, TimeoutError):
+        except (LedgerError, TimeoutError) as error:
+            log.warning("request %s is not laid out: %s", inbound.request_id, type(error).__name__)
             self._dropped("store")
         except Invalid as invalid:
             self._dropped("longer" if invalid.reason == "longer" else "invalid")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +15,22 @@ if TYPE_CHECKING:
 
     from support.gateway import Gateway
     from support.upstream import Upstream
+
+# Time judges no test: a busy machine is slow, not wrong. `make unit` tries fewer examples than `make test`.
+_UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("full", **_UNTIMED)
+settings.register_profile("quick", max_examples=15, **_UNTIMED)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
+
+# Fixtures that start a server: whoever uses one is no unit test.
+_SERVERS = frozenset({"upstream", "other_upstream", "start_gateway", "gateway"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that talk over sockets, so that `make unit` can leave them out."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _SERVERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture

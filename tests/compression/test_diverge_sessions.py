@@ -16,7 +16,10 @@ from ctxgate.gateway.sessions import Turn, read_session
 from ctxgate.inference import wire
 
 SESSIONS = sorted((Path(__file__).parents[3] / "shared" / "trajectories").glob("*.jsonl"))
-pytestmark = pytest.mark.skipif(not SESSIONS, reason="the recorded sessions are not here")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not SESSIONS, reason="the recorded sessions are not here"),
+]
 
 
 def request_of(turn: Turn) -> wire.Body:

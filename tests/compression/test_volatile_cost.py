@@ -16,6 +16,8 @@ from support.volatile_lines import POSITIVE, parsed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.integration
+
 SCANNED = {
     f"{module.__name__.rpartition('.')[2]}.{name}": value
     for module in (volatile_patterns, volatile_context)

@@ -34,15 +34,13 @@ def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 
 @pytest.fixture
 async def ledger(open_ledger: Callable[[], Ledger]) -> AsyncIterator[Ledger]:
-    ledger = open_ledger()
-    yield ledger
+    yield (ledger := open_ledger())
     await ledger.close()
 
 
 async def write(ledger: Ledger, *rows: tuple[AttemptOpened, AttemptSettled]) -> None:
     futures = [step for before, after in rows for step in (ledger.open(before), ledger.settle(after))]
-    results = await asyncio.gather(*futures)
-    assert results == [None, True] * len(rows)
+    assert await asyncio.gather(*futures) == [None, True] * len(rows)
 
 
 async def test_a_settled_attempt_is_reported(ledger: Ledger) -> None:
@@ -387,18 +385,16 @@ async def test_recovery_leaves_living_processes_alone(open_ledger: Callable[[], 
     await first.open(opened("a1"))
     await second.open(opened("a2"))
     assert list(await second.recover()) == []
-    assert await first.settle(settled("a1")) is True
-    assert await second.settle(settled("a2")) is True
-    [row] = await first.report("task")
-    await first.close()
-    await second.close()
-    assert row.attempts == 2
+    assert [await first.settle(settled("a1")), await second.settle(settled("a2"))] == [True, True]
+    assert [row.attempts for row in await first.report("task")] == [2]
+    for one in (first, second):
+        await one.close()
 
 
 async def test_an_attempt_may_be_settled_through_another_process(open_ledger: Callable[[], Ledger]) -> None:
     first, second = open_ledger(), open_ledger()
     await first.open(opened())  # durable, so the other process sees it
-    results = [await second.settle(settled()), await first.settle(settled(outcome=Outcome.FAILED))]
-    await first.close()
-    await second.close()
-    assert results == [True, False]
+    assert await second.settle(settled()) is True
+    assert await first.settle(settled(outcome=Outcome.FAILED)) is False
+    for one in (first, second):
+        await one.close()

@@ -252,7 +252,7 @@ def price(pool: str, uncached: int, cached: int, output: int) -> tuple[int, int,
     """Nano-dollars of three token counts: dollars per million as exact fractions, each rounded half up."""
     rates = {kind: Fraction(usd) * 10**9 / 10**6 for kind, usd in USD_PER_MILLION[pool].items()}
     amounts = (uncached * rates["uncached"], cached * rates["cached"], output * rates["output"])
-    return tuple(int(amount + Fraction(1, 2)) for amount in amounts)  # type: ignore[return-value]
+    return tuple(int(amount + Fraction(1, 2)) for amount in amounts)  # type: ignore[return-value]  # three of them
 
 
 def assert_priced(rows: Iterable[Attempt]) -> int:

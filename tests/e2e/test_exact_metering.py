@@ -117,7 +117,7 @@ async def test_every_recorded_session_is_metered_to_the_token(
         for name in engines:
             mine = [row for row in rows if row.opened.pool == name]
             assert booked(mine) == after[name] - before[name]
-            print(f"{name}, stream {stream}: {len(mine)} requests, {booked(mine)}")  # noqa: T201
+            print(f"{name}, stream {stream}: {len(mine)} requests, {booked(mine)}")  # noqa: T201  # figures for the log
         before = after
         assert assert_priced(rows) == sum(cost or 0 for cs in costs[stream].values() for cost in cs)
         assert {row.settled.outcome for row in rows} == {Outcome.COMPLETED}
@@ -161,7 +161,7 @@ async def test_a_third_of_the_clients_leaving_changes_no_token(
         unscheduled = [row for row in rows if row.settled.usage.prompt == 0]
         stopped = [row for row in rows if row.settled.finish_reason == "abort" and row not in unscheduled]
         used = booked(rows)
-        print(f"{used}, {dict(ended)}, {len(unscheduled)} aborted in the queue, {len(stopped)} at work")  # noqa: T201
+        print(f"{used}, {dict(ended)}, {len(unscheduled)} aborted in the queue, {len(stopped)} at work")  # noqa: T201  # figures for the log
         assert used == engine.counters() - before
         assert sum(one.left for one in seen) >= 80
         assert ended[Outcome.CLIENT_DISCONNECTED] >= 30

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from support.gateway import Gateway
     from support.upstream import Exchange, Upstream
 
+pytestmark = pytest.mark.integration
+
 
 async def test_gateways_k1_requests_do_not_queue_behind_each_other(
     gateway: Gateway, upstream: Upstream

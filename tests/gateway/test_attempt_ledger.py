@@ -131,7 +131,5 @@ async def test_a_store_and_an_upstream_that_both_fail_leave_no_exception_behind(
     ledger.settling.set_exception(LedgerUnavailable("disk full"))
     answer = await gateway.post(HELLO)
     assert answer.status in (502, 503)
-    ledger.opening = ledger.settling = (
-        None  # dropped, as the ledger does; the fixture sees what is left
-    )
+    ledger.opening = ledger.settling = None  # dropped, as the ledger does; the fixture sees what is left
     await upstream.start()

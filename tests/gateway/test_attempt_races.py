@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from support.gateway import Gateway
     from support.upstream import Exchange, Upstream
 
+pytestmark = pytest.mark.integration
+
 DONE = b"data: [DONE]\n\n"
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, HELLO),

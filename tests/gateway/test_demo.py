@@ -24,6 +24,8 @@ from ctxgate.inference.usage import Usage, measured
 if TYPE_CHECKING:
     from ctxgate.gateway.demo_agent import Script
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(next(iter(ctxgate.__path__)))
 
 

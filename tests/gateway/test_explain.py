@@ -23,6 +23,8 @@ from ctxgate.inference.rates import RateCard, Rates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.integration
+
 SESSION = Path(__file__).parents[3] / "shared" / "trajectories" / "repair-a.jsonl"
 RULES = "Answer in short sentences and name your sources. " * 12
 TOOL = {

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from support.gateway import Gateway
     from support.upstream import Upstream
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 async def test_an_upgrade_that_is_not_offered_does_not_lose_the_body(

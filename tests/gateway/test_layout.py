@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Awaitable[Gateway]]
 
+pytestmark = pytest.mark.integration
+
 
 def tool(name: str, keys: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": {key: {"type": "string"} for key in keys}}

@@ -19,6 +19,8 @@ from support.ledgers import opened, price, settled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.integration
+
 SCRIPT: Final = Path(__file__).with_name("ledger_process.py")
 
 

@@ -22,6 +22,8 @@ from support.chat_server import answer, chunk, events, plain, running, usage
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 TOOL: Tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
 
 

@@ -8,6 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "compression", "routing", "inference")
 OTHER_NAMES = {"yaml": "pyyaml", "faiss": "faiss-cpu"}  # modules that are not named as their distribution

@@ -26,7 +26,7 @@ COVERED_BY = {
     "make run": f"{TOUR}::test_make_run_once_prints_the_table_and_ends",
     "make test": ".ci/run",
     "make check": ".ci/run",
-    "make unit": f"{HERE}::test_make_unit_is_make_test_without_the_end_to_end_tests",
+    "make unit": f"{HERE}::test_make_unit_is_make_test_without_servers_and_processes",
     "make bench": f"{HERE}::test_make_bench_starts_the_bench",
     "make docs": f"{HERE}::test_make_docs_finds_no_dead_link",
     "ctxgate check -c configs/ctxgate.yaml": TOUR,
@@ -77,8 +77,10 @@ def test_make_run_starts_the_demo_and_once_stops_it_after_the_table() -> None:
     assert make_prints("run", "ONCE=0").rstrip().endswith("-m ctxgate.gateway.cli demo")
 
 
-def test_make_unit_is_make_test_without_the_end_to_end_tests() -> None:
-    assert make_prints("unit").rstrip().endswith('-m pytest -m "not e2e"')
+def test_make_unit_is_make_test_without_servers_and_processes() -> None:
+    assert (
+        make_prints("unit").rstrip().endswith('-m pytest --ignore tests/e2e -m "not e2e and not integration"')
+    )
     assert make_prints("test").rstrip().endswith("-m pytest")
 
 

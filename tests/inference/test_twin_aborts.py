@@ -13,6 +13,8 @@ from support.twin import CHAT, STUCK, TEXT, USAGE, Client, chat, event, rest, se
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 async def stuck() -> AsyncIterator[Client]:

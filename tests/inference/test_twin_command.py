@@ -14,6 +14,8 @@ import pytest
 
 from ctxgate.gateway.cli import main
 
+pytestmark = pytest.mark.integration
+
 COMMAND: Final = (sys.executable, "-m", "ctxgate.gateway.cli", "twin")
 
 

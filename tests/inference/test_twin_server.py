@@ -13,6 +13,8 @@ from support.twin import CHAT, HELLO, TEXT, USAGE, Client, chat, serving, text
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 async def twin() -> AsyncIterator[Client]:

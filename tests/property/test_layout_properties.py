@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.sessions import Turn
 
+pytestmark = pytest.mark.integration
+
 TRAJECTORIES = Path(__file__).parents[3] / "shared" / "trajectories"
 
 HARMLESS = (Perturbation.TOOL_ORDER, Perturbation.JSON_KEYS, Perturbation.RESERIALIZE)

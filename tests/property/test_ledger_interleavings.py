@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from ctxgate.gateway.ledger import Attempt
+
+pytestmark = pytest.mark.integration
 
 IDS = [f"a{number}" for number in range(6)]
 steps = st.lists(
