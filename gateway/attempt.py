@@ -178,22 +178,34 @@ class Attempt:
 
     def _take(self, reader: StreamReader, chunk: bytes) -> bytes:
         """The bytes to forward for one chunk; `[DONE]` is kept back."""
-        if self._splitter.empty and reader.passes(chunk):
-            return chunk
+        out: list[bytes] = []
+        while chunk:
+            length = reader.skim(chunk) if self._splitter.empty else 0
+            if length:
+                out.append(chunk[:length])
+            else:
+                # Before the first text an event is read at a time, so that the rest can be skimmed.
+                first = not reader.content_events and self._splitter.empty
+                length = chunk.find(b"\n\n") + 2 if first else len(chunk)
+                length = length if length > 1 else len(chunk)
+                out += self._read(reader, chunk[:length])
+            chunk = chunk[length:]
+        if self._ttft_us is None and reader.content_events:
+            self._ttft_us = self._services.now_us() - self._row.opened_at_us
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _read(self, reader: StreamReader, chunk: bytes) -> list[bytes]:
+        """The events of a chunk that go on to the client."""
         out: list[bytes] = []
         for event in self._splitter.feed(chunk):
             forwarded = reader.on_event(event)
             if reader.done:
                 self._done_event = self._done_event or forwarded or b""
-                continue
-            if forwarded is None:
-                continue
-            if reader.meter.closed and not self._costed:
-                forwarded = self._with_cost(reader, forwarded)
-            out.append(forwarded)
-        if self._ttft_us is None and reader.content_events:
-            self._ttft_us = self._services.now_us() - self._row.opened_at_us
-        return out[0] if len(out) == 1 else b"".join(out)
+            elif forwarded is not None:
+                if reader.meter.closed and not self._costed:
+                    forwarded = self._with_cost(reader, forwarded)
+                out.append(forwarded)
+        return out
 
     def _take_tail(self, reader: StreamReader) -> bytes:
         """The bytes to forward of a last event that came without its blank line."""

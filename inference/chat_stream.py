@@ -36,6 +36,7 @@ _MARKS: Final = (
     b'"system_fingerprint"',
     b'"metrics"',
     b"event:",
+    b"data: [",
 )
 _NO_CHOICES: Final = b'"choices":[]'
 
@@ -119,24 +120,29 @@ class StreamReader:
             return self._on_usage(event, payload, chunk, finishing)
         return self._with_fingerprint(event, payload) if finishing else event
 
-    def passes(self, chunk: bytes) -> bool:
-        """Whether a read holds nothing but whole events of ordinary text; then it has been taken note of.
+    def skim(self, chunk: bytes) -> int:
+        """How many bytes at the start of a read are whole events of ordinary text; they are taken note of.
 
         Most of a stream is such events, and none of them changes on its way. They are known by what a
         JSON text cannot hide inside a string: a member's name between unescaped quotes. What they count
         for an estimate, the text's size, is taken from the last event that was read in full.
         """
-        if not self.content_events or self._terms.injected_continuous or chunk[-2:] != b"\n\n":
-            return False
-        events = chunk.count(b"\n\n")
-        if chunk.count(_UNFINISHED) != events or chunk.count(b"data: {") != events:
-            return False
-        if any(mark in chunk for mark in _MARKS):
-            return False
+        if not self.content_events or self._terms.injected_continuous:
+            return 0
+        length = len(chunk)
+        for mark in _MARKS:
+            if (found := chunk.find(mark, 0, length)) >= 0:
+                length = found
+        length = chunk.rfind(b"\n\n", 0, length) + 2
+        events = chunk.count(b"\n\n", 0, length)
+        if length < 3 or chunk.count(_UNFINISHED, 0, length) != events:
+            return 0
+        if chunk.count(b"data: {", 0, length) != events or b"\r" in chunk:
+            return 0
         self.events += events
         self.content_events += events
-        self.text_bytes += max(len(chunk) - events * self._envelope, 0)
-        return True
+        self.text_bytes += max(length - events * self._envelope, 0)
+        return length
 
     def _read_choices(self, event: bytes, choices: list[Choice]) -> bool:
         """Gather text and finish reasons; whether a choice ends here."""

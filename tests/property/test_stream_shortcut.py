@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxgate.inference.chat_stream import StreamReader, StreamTerms, ending
-from streams import DONE, KEEP_ALIVE, ROLE, TALK, choice, content, event, usage
+from streams import DONE, FINISH, KEEP_ALIVE, ROLE, TALK, USAGE, choice, content, event, usage
 
 TEXTS = st.text(max_size=12) | st.sampled_from(
     ['"usage":{}', '"finish_reason":null', "[DONE]", "data: {", "\n\n", '"error":{"message":"x"}', "event: e"]
@@ -41,6 +41,10 @@ def facts(reader: StreamReader) -> tuple[object, ...]:
     )
 
 
+def whole_events(chunk: bytes) -> list[bytes]:
+    return [part + b"\n\n" for part in chunk.split(b"\n\n")[:-1]]
+
+
 @given(st.lists(st.lists(EVENTS, min_size=1, max_size=4), max_size=8), TERMS)
 def test_the_shortcut_forwards_and_learns_what_reading_every_event_does(
     reads: list[list[bytes]], terms: StreamTerms
@@ -51,24 +55,34 @@ def test_the_shortcut_forwards_and_learns_what_reading_every_event_does(
     for events in [[ROLE], [TALK[1]], *reads]:
         expected += [out for one in events if (out := slow.on_event(one)) is not None]
         chunk = b"".join(events)
-        if fast.passes(chunk):
-            forwarded.append(chunk)
-        else:
-            forwarded += [out for one in events if (out := fast.on_event(one)) is not None]
+        length = fast.skim(chunk)
+        forwarded.append(chunk[:length])
+        left = whole_events(chunk[length:])
+        assert left == [] or left == events[-len(left) :]  # cut between events
+        forwarded += [out for one in left if (out := fast.on_event(one)) is not None]
     assert b"".join(forwarded) == b"".join(expected)
     assert facts(fast) == facts(slow)
 
 
 def test_ordinary_text_takes_the_shortcut_and_is_counted() -> None:
     reader = StreamReader()
-    assert not reader.passes(content("before any text: the time of the first one is measured"))
+    assert reader.skim(content("before any text: the time of the first one is measured")) == 0
     reader.on_event(content("four"))
-    assert reader.passes(content("five!") + content("six..."))
+    ordinary = content("five!") + content("six...")
+    assert reader.skim(ordinary) == len(ordinary)
     assert (reader.content_events, reader.text_bytes) == (3, 4 + 5 + 6)
 
 
-def test_half_an_event_does_not_take_the_shortcut() -> None:
+def test_the_shortcut_ends_before_what_has_to_be_read() -> None:
     reader = StreamReader()
     reader.on_event(content("four"))
-    assert not reader.passes(content("five")[:-1])
-    assert not reader.passes(content("five") + content("six")[:-1])
+    for special in (FINISH, USAGE, DONE, event(choices=[choice(content="x")], error={"message": "no"})):
+        assert reader.skim(content("five") + special) == len(content("five"))
+        assert reader.skim(special + content("five")) == 0
+
+
+def test_half_an_event_is_left_over() -> None:
+    reader = StreamReader()
+    reader.on_event(content("four"))
+    assert reader.skim(content("five")[:-1]) == 0
+    assert reader.skim(content("five") + content("six")[:-1]) == len(content("five"))
