@@ -48,7 +48,7 @@ _BROKEN_OFF: Final = error_event(
     "The gateway failed inside this answer.", kind="server_error", code="internal_error"
 )
 PROBE_EVERY_S: Final = 2.0
-PROBE_TIMEOUT_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 5.0
 
 
 class Application:
@@ -57,9 +57,20 @@ class Application:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.services: Services | None = None
+        self.stopping = asyncio.Event()
         self._keys = KeyRing(config.keys)
         self._rest: FastAPI = management(self)
         self._rest.router.lifespan_context = self._lifespan
+
+    def begin_shutdown(self) -> None:
+        """The server takes no new connections; requests that are being read need not wait for their rest."""
+        self.stopping.set()
+
+    def call_off(self) -> None:
+        """End every open call at its engine, so that what it used is booked before the process ends."""
+        if self.services is not None:
+            for attempt in tuple(self.services.attempts):
+                attempt.call_off()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -86,6 +97,10 @@ class Application:
             if refused.kind in (Kind.BODY_TOO_LARGE, Kind.UNKNOWN_KEY, Kind.MISSING_KEY):
                 headers.append((b"connection", b"close"))  # the rest of the body is not read
             await reply.refuse(refused, headers)
+        except asyncio.CancelledError:
+            if not self.stopping.is_set():
+                raise
+            log.warning("request %s was cut off at the end of the shutdown's grace", request_id)
         except ClientGone:
             pass  # it left before its request was whole: there is nobody to answer and nothing to book
         except Exception:
@@ -151,19 +166,26 @@ class Application:
 
 
 async def _probe_all(services: Services) -> None:
-    """Ask every replica how it is, for as long as the gateway runs."""
-    records = list(services.fleet.records())
+    """Ask every replica how it is, for as long as the gateway runs; a slow one holds no other back."""
+    await asyncio.gather(*(_keep_probing(services, record) for record in services.fleet.records()))
+
+
+async def _keep_probing(services: Services, record: ReplicaRecord) -> None:
     while True:
-        await asyncio.gather(*(_probe_one(services, record) for record in records))
+        try:
+            await _probe_one(services, record)
+        except Exception:  # an answer nobody thought of must not end the probing
+            log.exception("probing replica %s/%s failed", record.pool.name, record.replica.name)
         await asyncio.sleep(PROBE_EVERY_S)
 
 
 async def _probe_one(services: Services, record: ReplicaRecord) -> None:
+    pool, replica = record.pool.name, record.replica.name
     headers = services.upstream_headers(record.pool)
     result = await probe(services.client, record.replica.url, headers, PROBE_TIMEOUT_S)
-    if result.ok != record.health.probe_ok:
-        level = logging.INFO if result.ok else logging.WARNING
-        log.log(
-            level, "replica %s/%s is %s", record.pool.name, record.replica.name, "up" if result.ok else "down"
-        )
-    services.fleet.probed(record.pool.name, record.replica.name, ok=result.ok, windows=result.windows)
+    was_up = record.health.probe_ok
+    services.fleet.probed(pool, replica, result)
+    if record.health.probe_ok and not was_up:
+        log.info("replica %s/%s is up", pool, replica)
+    elif was_up and not record.health.probe_ok:
+        log.warning("replica %s/%s is down (%s)", pool, replica, result.finding.name.lower())

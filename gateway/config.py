@@ -61,6 +61,11 @@ class Model:
     pools: tuple[str, ...]
     served_name: str | None = None  # the engine's own name, where it differs
 
+    @property
+    def engine_name(self) -> str:
+        """The name the engine knows the model by."""
+        return self.served_name or self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Team:

@@ -176,7 +176,8 @@ POOL_SECTION: Final = Section(
 MODEL_POOLS: Final = Field(
     "pools",
     ListOf(Name("the name of a pool"), minimum=1),
-    "The pools that serve it; the first is the default.",
+    "The pool that serves it. Further ones are reserved for routing by latency budget: today all requests "
+    "go to the first.",
     required=True,
 )
 SERVED_NAME: Final = Field(

@@ -28,6 +28,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 MAX_USD_PER_MILLION: Final = 10_000  # 0.01 USD per token: above it, the unit was mistaken
 MIN_PLAUSIBLE_NANO: Final = NANO_PER_DOLLAR // 10_000  # below it, warn: perhaps a price per token
+UNIT_HINT: Final = (
+    "is below 0.0001 USD per million tokens; is it a price per token? Here they are per million"
+)
 EMPTY_DIGEST: Final = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
@@ -199,10 +202,15 @@ def _is_word(node: yaml.Node, options: Collection[str]) -> bool:
     return node.tag == BOOL and node.value in options
 
 
+def _other_words(node: yaml.Node) -> str:
+    """What to say where YAML 1.1 reads a truth value that is not written as one."""
+    return "; the words yes, no, on and off of YAML 1.1 are not accepted" if node.tag == BOOL else ""
+
+
 def _flag(place: Place) -> bool:
     value = str(scalar(place, "true or false").value)
     if place.node.tag != BOOL or value.lower() not in ("true", "false"):
-        place.fail("must be true or false, without quotes")  # YAML 1.1 also has yes, no, on and off
+        place.fail(f"must be true or false, without quotes{_other_words(place.node)}")
     return value.lower() == "true"
 
 
@@ -227,11 +235,10 @@ def _price(place: Place) -> int:
         )
     nano = nano_dollars(value)
     if nano is None:
-        place.fail("has more than nine decimals; prices are whole nano-dollars per million tokens")
+        hint = f"; it {UNIT_HINT}" if value * NANO_PER_DOLLAR < MIN_PLAUSIBLE_NANO else ""
+        place.fail(f"has more than nine decimals; prices are whole nano-dollars per million tokens{hint}")
     if 0 < nano < MIN_PLAUSIBLE_NANO:
-        place.warn(
-            "is below 0.0001 USD per million tokens; is it a price per token? Here they are per million"
-        )
+        place.warn(UNIT_HINT)
     return nano
 
 

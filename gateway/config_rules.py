@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ctxgate.gateway import config_fields as f
+from ctxgate.gateway.config_kinds import MIN_PLAUSIBLE_NANO, UNIT_HINT
 from ctxgate.gateway.config_yaml import label, suggestion
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _versions(values: Values, today: date) -> None:
 def _prices(values: Values) -> None:
     uncached, cached = values.get(f.UNCACHED), values.get(f.CACHED)
     if uncached is not None and cached is not None and cached > uncached:
+        if 0 < uncached < MIN_PLAUSIBLE_NANO:
+            values.at(f.UNCACHED).complain(UNIT_HINT)
         values.at(f.CACHED).complain(
             "is above usd_per_million_uncached: a token from the cache never costs more than a computed one"
         )
@@ -118,6 +121,10 @@ def _models(root: Values) -> None:
             lines[pool.value] = pool.place.line
             if pools is not None and pool.value not in known:
                 pool.place.complain(f"there is no pool {label(pool.value)}{suggestion(pool.value, known)}")
+        if len(lines) > 1:
+            model.value.at(f.MODEL_POOLS).warn(
+                "lists more than one pool: requests go to the first; the others are not used yet"
+            )
     for name, entry in () if pools is None or models is None else pools.found.items():
         if name not in used:
             entry.place.warn("no model names this pool, so it never serves")

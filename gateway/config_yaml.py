@@ -206,7 +206,26 @@ def describe(node: yaml.Node) -> str:
     return kinds.get(node.tag.rpartition(":")[2], "a value of another type")
 
 
+_OPENED: Final = {
+    "while parsing a flow mapping": ("{", "}"),
+    "while parsing a flow sequence": ("[", "]"),
+}
+
+
 def _reason(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's words without the pieces of the file that they quote."""
+    """Plain words for common slips, else PyYAML's without the pieces of the file that they quote."""
+    problem = error.problem or ""
+    if problem.startswith("found character '\\t'"):
+        return "a tab stands where only spaces may; indent with spaces"
+    if error.context in _OPENED and error.context_mark and problem.startswith("expected ','"):
+        opening, closing = _OPENED[error.context]
+        line = error.context_mark.line + 1
+        return (
+            f"the {opening} of line {line} is not closed: a comma or {closing} is missing before this place"
+        )
+    if error.context == "while scanning a quoted scalar" and error.context_mark:
+        return f"the quoted text that begins on line {error.context_mark.line + 1} is not closed"
+    if problem == "mapping values are not allowed here":
+        return "a name and its value cannot stand here; a text with a colon needs quotes"
     words = "; ".join(part for part in (error.context, error.problem) if part)
     return _QUOTED.sub("(...)", words) or "syntax error"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.perturb import Perturbation
-from ctxgate.gateway.replay import Played, Sums, summarize
+from ctxgate.gateway.replay import Played, Sums, percentile, summarize
 from ctxgate.gateway.replay_client import Backend
 from ctxgate.gateway.replay_run import Plan, Player
 from ctxgate.gateway.replay_table import HEADERS, cells, table
@@ -19,7 +19,7 @@ from ctxgate.inference.oracle import PrefixOracle
 from ctxgate.inference.rates import charge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import date
     from pathlib import Path
 
@@ -33,7 +33,11 @@ _RATES: Final = {
     "fast": {"uncached": "0.45", "cached": "0.1125", "output": "1.80"},
 }
 _MAX_TOKENS: Final = 8
-MODELS: Final = {"standard": "demo", "fast": "demo-fast"}  # the model name whose default pool it is
+MODELS: Final = {"standard": "demo", "fast": "demo-fast"}  # the model name that a pool serves
+_LEGEND: Final = (
+    "oracle: the most prompt tokens that earlier requests can have left in the cache; "
+    "cached/oracle: the share of them that hit."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,12 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A case's sums both ways."""
+    """A case's sums both ways; `ttft_added_s` holds what each request's first token took longer through."""
 
     case: Case
     direct: Sums
     through: Sums
+    ttft_added_s: tuple[float, ...] = ()
 
 
 def config_text(
@@ -75,10 +80,7 @@ def config_text(
         }
         for pool, url in twins.items()
     }
-    models = {
-        MODELS[first]: {"pools": [first, *(pool for pool in twins if pool != first)], "served_name": served}
-        for first in twins
-    }
+    models = {MODELS[pool]: {"pools": [pool], "served_name": served} for pool in twins}
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
         "store": {"sqlite": str(ledger)},
@@ -129,7 +131,17 @@ async def compare(
     priced = [_priced(each, stage.rates[case.pool], stage.day) for each in direct]
     plan = replace(plan, model=MODELS[case.pool], task_prefix=f"{case.label}: ", extra={})
     through = await _play(stage, session, stage.gateway, stage.key, plan, progress)
-    return Compared(case, summarize(priced), summarize(through))
+    return Compared(case, summarize(priced), summarize(through), added(priced, through))
+
+
+def added(direct: Sequence[Played], through: Sequence[Played]) -> tuple[float, ...]:
+    """Seconds that each request's first token took longer through the gateway, where both are known."""
+    one, two = (
+        {(each.session, measure.turn): measure.ttft_s for each in played for measure in each.measures}
+        for played in (direct, through)
+    )
+    pairs = ((ttft, two.get(key)) for key, ttft in one.items())
+    return tuple(after - before for before, after in pairs if before is not None and after is not None)
 
 
 async def _play(
@@ -161,7 +173,31 @@ def comparison(compared: Sequence[Compared], *, color: bool) -> str:
         rows.append([each.case.label, *[""] * len(HEADERS)])
         rows.append(["  direct", *cells(each.direct)])
         rows.append(["  through ctxgate", *cells(each.through)])
-    return "\n".join((table(("", *HEADERS), rows, color=color), "", *(_verdict(each) for each in compared)))
+    lines = [table(("", *HEADERS), rows, color=color), _LEGEND, "", *(_verdict(each) for each in compared)]
+    return "\n".join([*lines, *_lessons(compared)])
+
+
+def _lessons(compared: Sequence[Compared]) -> Iterator[str]:
+    """What a client's habit costs: its case against the plain one of the same pool."""
+    plain = {each.case.pool: each.through for each in compared if not each.case.perturbations}
+    for each in compared:
+        base = plain.get(each.case.pool)
+        if not each.case.perturbations or base is None or base.failed or each.through.failed:
+            continue
+        hits = [_hit_percent(one) for one in (base, each.through)]
+        costs = [one.cost_nano.value for one in (base, each.through)]
+        if None in hits or None in costs or not costs[0]:
+            continue
+        yield (
+            f"{each.case.label}: the cache serves {hits[1]} of the prompt instead of {hits[0]}, and the same "
+            f"work costs {(costs[1] or 0) / costs[0]:.1f} times as much. Send the tools in one order."
+        )
+
+
+def _hit_percent(sums: Sums) -> str | None:
+    if sums.cached.value is None or not sums.prompt.value:
+        return None
+    return f"{sums.cached.value * 100 / sums.prompt.value:.0f}%"
 
 
 def _verdict(compared: Compared) -> str:
@@ -177,6 +213,14 @@ def _verdict(compared: Compared) -> str:
         text = f"{label}: cached tokens {cached[0]:,} direct, {cached[1]:,} through ctxgate"
     if direct.cost_nano == through.cost_nano:
         text += ", the same cost"
-    if direct.ttft_p50_s is not None and through.ttft_p50_s is not None:
-        text += f"; TTFT p50 {(through.ttft_p50_s - direct.ttft_p50_s) * 1000:+.1f} ms"
-    return text
+    return text + _delay(compared.ttft_added_s)
+
+
+def _delay(added_s: Sequence[float]) -> str:
+    """What the gateway added to the first token, where that stands out of the spread between requests."""
+    median, low, high = (percentile(added_s, percent) for percent in (50, 25, 75))
+    if median is None or low is None or high is None:
+        return ""
+    if median <= high - low:
+        return "; the difference in TTFT is within noise"
+    return f"; TTFT {median * 1000:+.1f} ms"

@@ -4,13 +4,14 @@
         url = await servers.start(name, arguments)       it runs and is ready
     ...                                                  every child has ended, however the block was left
 
-Each child prints the URL that it listens on. One that is not ready in time, or ends before, raises
-`ServerFailed` with the last lines that it wrote.
+The children end even where this process is killed (`demo_child`). Each prints the URL that it listens on.
+One that is not ready in time, or ends before, raises `ServerFailed` with the last lines that it wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Final, Self
@@ -57,7 +58,7 @@ class Servers:
         with self._log(name).open("wb") as output:
             # In a session of its own: Ctrl-C reaches the demo alone, which ends its children in order.
             self._children[name] = await asyncio.create_subprocess_exec(
-                *ctxgate_command(arguments),
+                *child_command(arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -107,6 +108,11 @@ def ctxgate_command(arguments: Sequence[str]) -> list[str]:
     """The command line of a `ctxgate` command in this very interpreter."""
     # -P keeps the working folder off sys.path: its names may shadow the standard library's.
     return [sys.executable, "-P", "-m", "ctxgate.gateway.cli", *arguments]
+
+
+def child_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a `ctxgate` command that ends with this process."""
+    return [sys.executable, "-P", "-m", "ctxgate.gateway.demo_child", str(os.getpid()), *arguments]
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

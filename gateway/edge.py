@@ -28,6 +28,7 @@ EVENT_STREAM: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+BODY_IDLE_S: Final = 60.0  # a client that sends nothing of its body for so long has lost its turn
 _INFLATE_STEP: Final = 2**20
 _INFLATE_INPUT: Final = 2**16
 _ZSTD_INPUT: Final = 2**8  # 64 blocks of 128 KiB at the very most
@@ -35,6 +36,27 @@ _ZSTD_INPUT: Final = 2**8  # 64 blocks of 128 KiB at the very most
 
 class ClientGone(Exception):
     """The client closed its connection before its request was whole."""
+
+
+class Stopping:
+    """Set once, when the gateway is to end: what it still reads then is not waited for."""
+
+    __slots__ = ("_is_set", "reading")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self.reading: set[asyncio.Timeout] = set()
+
+    def is_set(self) -> bool:
+        """Whether the gateway is ending."""
+        return self._is_set
+
+    def set(self) -> None:
+        """End every wait for more of a body; idempotent."""
+        self._is_set = True
+        for wait in self.reading:
+            if not wait.expired():
+                wait.reschedule(0.0)
 
 
 class Reply:
@@ -101,6 +123,8 @@ class Reply:
 
     async def refuse(self, refused: Refused, headers: Headers) -> None:
         """Send a refusal in OpenAI's envelope."""
+        if refused.kind is Kind.REQUEST_TIMEOUT:
+            headers = [*headers, (b"connection", b"close")]  # the rest of its body would be read as a request
         await self.whole(refused.status, [JSON, *headers, *headers_of(refused)], body_of(refused))
 
 
@@ -115,10 +139,13 @@ def read_headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> bytes:
+async def read_body(
+    receive: Receive, headers: dict[str, str], limit: int, stopping: Stopping | None = None
+) -> bytes:
     """The request body, decompressed, at most `limit` bytes. Raises `Refused` or `ClientGone`.
 
-    Reading stops at the limit: an endless or exploding body costs no more than a valid one.
+    Reading stops at the limit: an endless or exploding body costs no more than a valid one. It stops
+    too when nothing comes for `BODY_IDLE_S`, and once `stopping` is set while more of it is awaited.
     """
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", "deflate", "zstd"):
@@ -127,13 +154,28 @@ async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> by
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    body = await _received(receive, limit)
+    body = await _received_in_time(receive, limit, stopping or Stopping())
     if encoding == "identity":
         return body
     return await asyncio.to_thread(decompress, body, encoding, limit)
 
 
-async def _received(receive: Receive, limit: int) -> bytes:
+async def _received_in_time(receive: Receive, limit: int, stopping: Stopping) -> bytes:
+    try:
+        async with asyncio.timeout(0.0 if stopping.is_set() else BODY_IDLE_S) as idle:
+            stopping.reading.add(idle)
+            try:
+                return await _received(receive, limit, idle, stopping)
+            finally:
+                stopping.reading.discard(idle)
+    except TimeoutError as error:
+        if stopping.is_set():
+            raise Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2) from error
+        message = f"Nothing of the request body came for {BODY_IDLE_S:g} seconds."
+        raise Refused(Kind.REQUEST_TIMEOUT, message) from error
+
+
+async def _received(receive: Receive, limit: int, idle: asyncio.Timeout, stopping: Stopping) -> bytes:
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
@@ -144,7 +186,10 @@ async def _received(receive: Receive, limit: int) -> bytes:
         return first
     parts = [first]
     size = len(first)
+    loop = asyncio.get_running_loop()
     while message.get("more_body", False) and size <= limit:
+        if not stopping.is_set():
+            idle.reschedule(loop.time() + BODY_IDLE_S)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone

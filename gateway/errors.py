@@ -27,6 +27,7 @@ class Kind(Enum):
     MODEL_NOT_FOUND = auto()
     ROUTE_NOT_FOUND = auto()
     METHOD_NOT_ALLOWED = auto()
+    REQUEST_TIMEOUT = auto()
     BODY_TOO_LARGE = auto()
     UNSUPPORTED_ENCODING = auto()
     OVERLOADED = auto()
@@ -34,6 +35,7 @@ class Kind(Enum):
     UPSTREAM_TIMEOUT = auto()
     UPSTREAM_BROKEN = auto()
     LEDGER_UNAVAILABLE = auto()
+    SHUTTING_DOWN = auto()
     INTERNAL = auto()
 
 
@@ -55,6 +57,7 @@ TABLE: Final[dict[Kind, Wire]] = {
     Kind.MODEL_NOT_FOUND: Wire(404, "invalid_request_error", "model_not_found"),
     Kind.ROUTE_NOT_FOUND: Wire(404, "invalid_request_error", "unknown_url"),
     Kind.METHOD_NOT_ALLOWED: Wire(405, "invalid_request_error", "method_not_allowed"),
+    Kind.REQUEST_TIMEOUT: Wire(408, "invalid_request_error", "request_timeout"),
     Kind.BODY_TOO_LARGE: Wire(413, "invalid_request_error", "request_too_large"),
     Kind.UNSUPPORTED_ENCODING: Wire(415, "invalid_request_error", "unsupported_encoding"),
     Kind.OVERLOADED: Wire(503, "server_error", "server_is_overloaded"),
@@ -62,6 +65,7 @@ TABLE: Final[dict[Kind, Wire]] = {
     Kind.UPSTREAM_TIMEOUT: Wire(504, "server_error", "upstream_timeout"),
     Kind.UPSTREAM_BROKEN: Wire(502, "server_error", "upstream_error"),
     Kind.LEDGER_UNAVAILABLE: Wire(503, "server_error", "ledger_unavailable"),
+    Kind.SHUTTING_DOWN: Wire(503, "server_error", "shutting_down"),
     Kind.INTERNAL: Wire(500, "server_error", "internal_error"),
 }
 
@@ -90,6 +94,11 @@ def body_of(refused: Refused) -> bytes:
     """The JSON body of a refusal."""
     wire = TABLE[refused.kind]
     return envelope(refused.message, wire.type, wire.code, refused.param)
+
+
+def event_of(refused: Refused) -> bytes:
+    """A refusal inside a stream that has begun: its last event, never followed by `[DONE]`."""
+    return b"data: " + body_of(refused) + b"\n\n"
 
 
 def headers_of(refused: Refused) -> list[tuple[bytes, bytes]]:

@@ -70,7 +70,8 @@ class Price:
 class Explanation:
     """Everything that is known of a pair of requests.
 
-    `first` is the first difference of the bytes, `effective` the first that the prompt shows.
+    `first` is the first difference, but for white space between JSON tokens; `effective` is the first that
+    the prompt shows.
     """
 
     before: str
@@ -109,7 +110,11 @@ def as_text(explanation: Explanation) -> str:
         lines += [effective.prose(), f"  {_where(effective)}"]
     lines += ["", *_token_lines(explanation)]
     if explanation.spans:
-        lines += ["", f"Text in the head of {explanation.after} that looks as if it changes by itself:"]
+        lines += [
+            "",
+            f"Text in the head of {explanation.after} that looks as if it changes by itself. When it does, "
+            "all from there to the prompt's end is read anew, new tokens and parts of blocks included:",
+        ]
         lines += [_span_line(explanation, span) for span in explanation.spans]
     lines += ["", f"Fix: {advice(explanation)}"]
     return "\n".join(lines) + "\n"
@@ -171,7 +176,8 @@ def _where(divergence: Divergence) -> str:
     if divergence.index is None:
         return kind
     element = "tools" if divergence.field.startswith("tools") else "messages"
-    return f"{kind} at {divergence.field}, byte {divergence.offset} of {element}[{divergence.index}]"
+    place = f"byte {divergence.offset} of {element}[{divergence.index}] as compact JSON"
+    return f"{kind} at {divergence.field}, {place}"
 
 
 def _token_lines(explanation: Explanation) -> list[str]:

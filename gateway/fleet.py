@@ -5,21 +5,27 @@ Open attempts are counted when a replica is chosen and given back exactly once o
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.ledger import Outcome
 from ctxgate.routing import health
 from ctxgate.routing.choose import ReplicaState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ctxgate.gateway.config import Pool, Replica
+    from ctxgate.inference.probe import Probe
 
-_FAILURES = frozenset({Outcome.UPSTREAM_ERROR, Outcome.TRUNCATED, Outcome.UNREACHABLE})
-_SUCCESSES = frozenset({Outcome.COMPLETED, Outcome.REJECTED})
+_STARTED_AT_NS: Final = time.time_ns() - time.monotonic_ns()
+
+
+def steady_us() -> int:
+    """Microseconds that never step back: the time of day at the process's start, carried on evenly."""
+    return (_STARTED_AT_NS + time.monotonic_ns()) // 1000
 
 
 @dataclass(slots=True)
@@ -40,9 +46,11 @@ class ReplicaRecord:
 
 
 class Fleet:
-    """All replicas of all pools."""
+    """All replicas of all pools. `clock` gives microseconds and never steps back, as the time of day may."""
 
-    def __init__(self, pools: Mapping[str, Pool]) -> None:
+    def __init__(self, pools: Mapping[str, Pool], clock: Callable[[], int] = steady_us) -> None:
+        self.clock = clock
+        self._numbers = count(1)
         self._records = {(p.name, r.name): ReplicaRecord(p, r) for p in pools.values() for r in p.replicas}
 
     def records(self) -> Iterable[ReplicaRecord]:
@@ -53,8 +61,13 @@ class Fleet:
         """One replica's record."""
         return self._records[pool, replica]
 
-    def snapshot(self, pools: Iterable[Pool], now_us: int) -> list[ReplicaState]:
+    def healthy(self, record: ReplicaRecord) -> bool:
+        """Whether attempts may go to this replica now."""
+        return record.health.healthy(self.clock())
+
+    def snapshot(self, pools: Iterable[Pool], _wall_us: int | None = None) -> list[ReplicaState]:
         """The replicas of some pools as the router sees them."""
+        now_us = self.clock()
         return [
             ReplicaState(pool.name, replica.name, record.health.healthy(now_us), record.in_flight)
             for pool in pools
@@ -64,28 +77,28 @@ class Fleet:
 
     @contextmanager
     def taken(self, pool: str, replica: str) -> Iterator[None]:
-        """Count one open attempt on a replica for as long as the block runs."""
+        """Count one open attempt on a replica for as long as the block runs; it may be a breaker's trial."""
         record = self._records[pool, replica]
+        number = next(self._numbers)
+        record.health = health.began(record.health, number, self.clock())
         record.in_flight += 1
         try:
             yield
         finally:
             record.in_flight -= 1
+            record.health = health.left(record.health, number)
 
-    def ended(self, pool: str, replica: str, outcome: Outcome, now_us: int) -> None:
-        """Learn from how an attempt ended."""
+    def ended(self, pool: str, replica: str, sign: health.Sign, root: bytes) -> None:
+        """Learn from how an attempt of the conversation `root` ended."""
         record = self._records[pool, replica]
-        if outcome in _SUCCESSES:
-            record.health = health.succeeded(record.health)
-        elif outcome in _FAILURES:
-            record.health = health.failed(record.health, now_us)
+        record.health = health.ended(record.health, sign, root, self.clock())
 
-    def probed(self, pool: str, replica: str, *, ok: bool, windows: Mapping[str, int | None]) -> None:
-        """Learn from a probe."""
+    def probed(self, pool: str, replica: str, probe: Probe) -> None:
+        """Learn from a probe; windows that it did not tell stay as they were."""
         record = self._records[pool, replica]
-        record.health = health.probed(record.health, ok)
-        if ok:
-            record.windows = windows
+        record.health = health.probed(record.health, probe.finding)
+        if probe.windows:
+            record.windows = probe.windows
 
     def window(self, pools: Iterable[Pool], served_name: str) -> int | None:
         """The largest window any replica of these pools reports for a model, or None while unknown."""

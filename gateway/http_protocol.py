@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with bounds on a request's head, and answers in OpenAI's envelope.
 
 uvicorn reads a head of any size for any time, and loses the body of a request that offers an upgrade:
-Java's HTTP client offers `h2c` with every request unless it is told not to.
+Java's HTTP client offers `h2c` with every request unless it is told not to. It does not notice that a
+client has left which has sent a second request meanwhile, and sends chunks to HTTP/1.0, which knows none.
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from ctxgate.gateway.errors import Kind, Refused, body_of
 if TYPE_CHECKING:
     import asyncio
 
+    from uvicorn._types import (
+        ASGI3Application,
+        ASGIReceiveCallable,
+        ASGISendCallable,
+        ASGISendEvent,
+        Scope,
+    )
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
 MAX_HEAD_BYTES: Final = 2**18
 HEAD_TIMEOUT_S: Final = 60.0
+# While a request is answered, so many more are read: a client's going is seen only where it is read from.
+MAX_PIPELINED: Final = 8
 _OF_AN_UPGRADE: Final = (b"upgrade", b"connection", b"http2-settings")
 
 
@@ -27,6 +39,7 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_open = False
     _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # uvicorn's `cycle` is the latest, which may be waiting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         """A client connected; its first head is awaited."""
@@ -37,21 +50,21 @@ class HttpProtocol(HttpToolsProtocol):
         """The connection is gone."""
         self._head_came()
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; a head that grows or lasts too long ends the connection."""
         self._unset_keepalive_if_required()
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self.parser.get_method() == b"CONNECT":
-                self.send_400_response("CONNECT is not offered.")
-                return
-            self._stay_with_http(data[upgrade.args[0] :])
+            while rest:
+                rest = self._read(rest)
         except httptools.HttpParserError:
             self.send_400_response("The request is not valid HTTP.")
             return
-        if self._head_open:
+        if self._head_open and not self.transport.is_closing():
             self._head_bytes += len(data)
             self._await_head()
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -70,6 +83,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_came()
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """The request is whole, unless it was only the head of one that offered an upgrade."""
@@ -89,12 +104,33 @@ class HttpProtocol(HttpToolsProtocol):
     def _upgrades(self) -> bool:
         return bool(self.parser.should_upgrade())
 
-    def _stay_with_http(self, rest: bytes) -> None:
-        """Answer a request that offers another protocol by this one, as RFC 9110 (7.8) allows."""
-        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+    def _read(self, data: memoryview) -> memoryview:
+        """Parse up to the end of the data, or of the first head that offers an upgrade; returns the rest.
+
+        Such a request is answered by this protocol, as RFC 9110 (7.8) allows: its head is read again
+        without the offer.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is not offered.")
+            else:
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
+                return data[upgrade.args[0] :]
+        return data[:0]
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         lines += [name + b": " + value for name, value in self.scope["headers"] if name not in _OF_AN_UPGRADE]
-        self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, _close_delimited(app, cycle) if _is_1_0(cycle) else app)
 
     def _await_head(self) -> None:
         if self._head_timer is None:
@@ -107,3 +143,28 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _head_timed_out(self) -> None:
         self.transport.close()
+
+
+def _is_1_0(cycle: RequestResponseCycle) -> bool:
+    return cycle.scope["http_version"] == "1.0"
+
+
+def _close_delimited(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """For HTTP/1.0: a body of unknown length ends with the connection, where uvicorn would send chunks."""
+
+    async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        unbounded = False
+
+        async def sent(message: ASGISendEvent) -> None:
+            nonlocal unbounded
+            if message["type"] == "http.response.start":
+                unbounded = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if unbounded:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and unbounded:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answered

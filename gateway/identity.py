@@ -41,6 +41,13 @@ _TASK_HEADERS: Final = (
 _METADATA_KEYS: Final = ("task_id", "session_id", "thread_id")
 _BODY_FIELDS: Final = ("prompt_cache_key", "safety_identifier", "user")
 _PROMPT_HEAD: Final = 1024
+_PROMPTS: Final = {
+    Surface.COMPLETIONS: ("prompt", "prompt_embeds"),
+    Surface.EMBEDDINGS: ("input", "messages"),
+}
+# Where a conversation's head ends that has no user message.
+_ROOT_MESSAGES: Final = 64
+_ROOT_BYTES: Final = 2**20
 _MAX_FIELD_BYTES: Final = 16_384
 
 
@@ -76,17 +83,21 @@ def authenticate(headers: Mapping[str, str], find_key: Callable[[str], Key | Non
 def conversation_root(inbound: Inbound, key: Key) -> bytes:
     """32 bytes naming a conversation by its head, up to and including the first user message.
 
-    Later turns of an append-only conversation share it; another team's equal head does not.
+    Later turns of an append-only conversation share it; another team's equal head does not. A head
+    without a user message ends after 64 messages, or with the one that takes it past 1 MiB.
     """
     digest = blake2b(f"{key.organisation}\0{key.team}\0{inbound.model}\0".encode(), digest_size=32)
     if inbound.surface is Surface.CHAT:
-        for message in inbound.messages:
-            digest.update(memoryview(message))
-            if _role(message) == "user":
+        size = 0
+        for message in inbound.messages[:_ROOT_MESSAGES]:
+            view = memoryview(message)
+            digest.update(view)
+            size += view.nbytes
+            if size > _ROOT_BYTES or _role(message) == "user":
                 break
     else:
-        head = inbound.body.get("prompt" if inbound.surface is Surface.COMPLETIONS else "input")
-        digest.update(memoryview(head or b"")[:_PROMPT_HEAD])
+        prompt = next((name for name in _PROMPTS[inbound.surface] if inbound.body.has(name)), "prompt")
+        digest.update(memoryview(inbound.body.get(prompt) or b"")[:_PROMPT_HEAD])
     return digest.digest()
 
 
@@ -98,7 +109,7 @@ def _role(message: msgspec.Raw) -> str | None:
 
 
 def _task(inbound: Inbound, root: bytes) -> Task:
-    own = inbound.headers.get(TASK_HEADER)
+    own = _text(inbound.headers.get(TASK_HEADER))
     if own is not None:
         if not _usable(own):
             message = f"Header '{TASK_HEADER}' must be 1 to {MAX_TASK} printable characters."
@@ -110,7 +121,7 @@ def _task(inbound: Inbound, root: bytes) -> Task:
             if _usable(value := metadata.get(name)):
                 return Task(value, f"metadata.{name}")
     for name in _TASK_HEADERS:
-        if _usable(value := inbound.headers.get(name)):
+        if _usable(value := _text(inbound.headers.get(name))):
             return Task(value, name)
     if trace := _trace_id(inbound.headers.get("traceparent", "")):
         return Task(trace, "traceparent")
@@ -118,6 +129,16 @@ def _task(inbound: Inbound, root: bytes) -> Task:
         if _usable(value := _small(inbound, name)):
             return Task(value, name)
     return Task(f"root-{root[:8].hex()}", "root")
+
+
+def _text(header: str | None) -> str | None:
+    """A header's text. HTTP names no charset: what is UTF-8 is read as such, and the rest as Latin-1."""
+    if header is None or header.isascii():
+        return header
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return header
 
 
 def _usable(value: object) -> TypeGuard[str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _HARMLESS: Final = (b"null", b"false", b"0")
 _POSITIVE: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _OPENING_BRACE: Final = 0x7B
+MAX_MESSAGES: Final = 2**16  # a conversation of a million tokens has a few thousand
 _SHOWN_NAME: Final = 128
 _LONGEST_OPTIONS: Final = 1024
 # A parsed part takes some 60 bytes: millions of empty messages would take gigabytes. No window of tokens
@@ -50,8 +51,10 @@ def read_inbound(
     for name in _POSITIVE:
         _check_positive(body, name)
     messages = _messages(body) if surface is Surface.CHAT else ()
-    if surface is not Surface.CHAT:
-        _require(body, "prompt" if surface is Surface.COMPLETIONS else "input")
+    if surface is Surface.COMPLETIONS and not body.has("prompt_embeds"):
+        _require(body, "prompt")
+    if surface is Surface.EMBEDDINGS:
+        _check_embedded(body)
     if stream and surface is Surface.EMBEDDINGS:
         raise Refused(Kind.INVALID_VALUE, "Embeddings cannot be streamed.", "stream")
     return Inbound(request_id, surface, headers, body, messages, model, stream, received_at_us)
@@ -66,6 +69,14 @@ def check_engine_fields(body: Body, allowed: frozenset[str]) -> None:
         value = body.get(name)
         if value is not None and (body.size(name) > len(b"false") or bytes(value) not in _HARMLESS):
             raise Refused(Kind.FORBIDDEN_FIELD, f"Field '{name}' may not be set through this gateway.", name)
+
+
+def _check_embedded(body: Body) -> None:
+    """vLLM embeds a text, or a conversation that it renders first."""
+    if body.has("messages"):
+        _messages(body)
+    else:
+        _require(body, "input")
 
 
 def _require(body: Body, name: str) -> None:
@@ -125,10 +136,15 @@ def _messages(body: Body) -> tuple[msgspec.Raw, ...]:
         raise Refused(Kind.INVALID_VALUE, "'messages' must be an array of messages.", "messages") from error
     if not messages:
         raise Refused(Kind.INVALID_VALUE, "'messages' must hold at least one message.", "messages")
-    for index, message in enumerate(messages):
-        if memoryview(message)[0] != _OPENING_BRACE:
-            name = f"messages[{index}]"
-            raise Refused(Kind.INVALID_VALUE, f"'{name}' must be an object.", name)
+    if len(messages) > MAX_MESSAGES:
+        raise Refused(
+            Kind.INVALID_VALUE, f"'messages' must hold at most {MAX_MESSAGES} messages.", "messages"
+        )
+    begins = bytes([memoryview(message)[0] for message in messages])
+    if begins.count(_OPENING_BRACE) != len(begins):
+        wrong = next(index for index, byte in enumerate(begins) if byte != _OPENING_BRACE)
+        name = f"messages[{wrong}]"
+        raise Refused(Kind.INVALID_VALUE, f"'{name}' must be an object.", name)
     return tuple(messages)
 
 

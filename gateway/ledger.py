@@ -68,6 +68,8 @@ class Outcome(StrEnum):
     OVERLOADED = "overloaded"  # the engine had no room: a 429 or 503 before the first byte
     UPSTREAM_ERROR = "upstream_error"  # a 5xx, or an error event inside a stream
     TRUNCATED = "truncated"  # the connection died after the answer had begun
+    TIMED_OUT = "timed_out"  # the engine took longer than the gateway waits, and was told to stop
+    SHUTDOWN = "shutdown"  # the gateway was stopped while the answer ran
     UNREACHABLE = "unreachable"  # no answer at all: refused, reset or timed out before the first byte
     CRASHED = "crashed"  # the gateway died while the attempt was open; found at the next start
     FAILED = "failed"  # a defect of the gateway
@@ -135,6 +137,9 @@ class ReportRow:
     figures. `unknown_tokens` counts attempts whose uncached, cached or output count is unknown, and
     `unknown_cost` those with an unknown total or component: where it is not 0, `cost_nano` is a lower
     bound. `estimated` counts attempts in which a token count is an estimate.
+
+    `group` is the plain name. A task belongs to the key that used it and a team to its organisation:
+    those fields tell groups of one name apart, and are None where the grouping has no such owner.
     """
 
     group: str
@@ -148,6 +153,9 @@ class ReportRow:
     estimated: int
     unknown_tokens: int
     unknown_cost: int
+    organisation: str | None = None
+    team: str | None = None
+    key_id: str | None = None
 
 
 class Ledger(Protocol):
@@ -156,6 +164,16 @@ class Ledger(Protocol):
     @property
     def pending(self) -> int:
         """Openings and settlements that are not durable yet."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the store takes writes; True again by itself once it does."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why the ledger is not healthy, without paths or contents; None while it is."""
         ...
 
     def open(self, row: AttemptOpened) -> Future[None]:
@@ -172,7 +190,8 @@ class Ledger(Protocol):
 
         May be called before the opening row is durable, and after it was refused: both are then
         written together. A store that fails is tried again until it takes the settlement, so the
-        future may be pending for long. UnknownAttempt where the attempt was never opened.
+        future may be pending for long; past a bound, settlements go to a file first, durable there and
+        in reports later. UnknownAttempt where the attempt was never opened.
         """
         ...
 
@@ -183,9 +202,13 @@ class Ledger(Protocol):
         where: Mapping[str, str] | None = None,
         since_us: int = 0,
         until_us: int | None = None,
+        dearest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[ReportRow]:
-        """Sums of settled attempts grouped by one of GROUPINGS, sorted by group.
+        """Sums of settled attempts grouped by one of GROUPINGS, sorted by group and owner.
 
+        `dearest_first` sorts by cost, falling, before that. `limit` rows at most, from `offset` on.
         `where` narrows by columns of FILTERS; the span [since_us, until_us) and the day (UTC) are those
         of the attempt's opening, so that an attempt across midnight lies in one day. ValueError for
         an unknown grouping or filter.

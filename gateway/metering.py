@@ -10,7 +10,7 @@ import msgspec
 
 from ctxgate.compression.plan import stream_options
 from ctxgate.gateway.flow import Surface
-from ctxgate.inference.chat_stream import StreamTerms
+from ctxgate.inference.chat_stream import FinishFacts, StreamTerms
 from ctxgate.inference.chunk_edit import top_level
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
 from ctxgate.inference.rates import format_usd
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ctxgate.gateway.flow import Held
-    from ctxgate.inference.chat_stream import FinishFacts, StreamReader
+    from ctxgate.inference.chat_stream import StreamReader
     from ctxgate.inference.estimate import TokenRatio
     from ctxgate.inference.usage import Usage
     from ctxgate.inference.usage_parse import ParsedUsage
@@ -58,7 +58,7 @@ class Basis:
     output: TokenRatio
 
 
-def terms_of(held: Held, *, reports_cached: bool, fingerprint: str | None) -> StreamTerms:
+def terms_of(held: Held, *, reports_cached: bool, fingerprint: str | None, window: int | None) -> StreamTerms:
     """How this call's answer is to be read, from what the client asked for and the plan added."""
     planned = held.routed.planned
     inbound = planned.allowed.identified.inbound
@@ -69,6 +69,7 @@ def terms_of(held: Held, *, reports_cached: bool, fingerprint: str | None) -> St
         cached_absent_is_zero=reports_cached or inbound.surface is Surface.EMBEDDINGS,
         choices=(inbound.body.value("n") or 1) * prompts,
         prompts=prompts,
+        window=window,
     )
     return StreamTerms(
         client_wants_usage=options.get("include_usage") is True,
@@ -103,6 +104,20 @@ def usage_of_stream(reader: StreamReader, basis: Basis) -> Metered:
     return _filled(parsed, reader.text_bytes, reader.content_events, basis)
 
 
+def opaque_facts(metadata: bytes) -> FinishFacts:
+    """What is known of an answer that is no JSON: vLLM tells its usage in a header, if at all."""
+    try:
+        usage = bytes(_USAGE.decode(metadata).usage) if metadata else b""
+    except (msgspec.DecodeError, RecursionError):
+        usage = b""
+    return FinishFacts(usage=usage or None)
+
+
+def was_aborted(reasons: Mapping[int, str]) -> bool:
+    """Whether the engine ended any choice because it was told to."""
+    return _ABORTED in reasons.values()
+
+
 def nothing_reported(basis: Basis) -> Usage:
     """The estimate of a call that was cut off before it said anything."""
     return fill_unknown(NOTHING_KNOWN, prompt=basis.prompt_tokens, cached=basis.cached_tokens)
@@ -127,7 +142,7 @@ def with_cost(document: bytes, cost_nano: int) -> bytes:
         usage = bytes(_USAGE.decode(document[start:end]).usage)
     except (msgspec.DecodeError, RecursionError):
         return document
-    if len(usage) <= 2 or usage[:1] != b"{":
+    if usage[:1] != b"{" or not usage[1:-1].strip():
         return document
     brace = document.rfind(usage) + len(usage) - 1
     if document.find(usage) + len(usage) - 1 != brace:  # the same bytes stand elsewhere too

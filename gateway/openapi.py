@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from ctxgate.gateway.flow import PATHS, Surface
 from ctxgate.gateway.identity import MAX_TASK, TASK_HEADER
+from ctxgate.gateway.inbound import MAX_MESSAGES
+from ctxgate.gateway.layout_level import LAYOUT_HEADER, LEVELS
 
 _ERROR: Final[dict[str, Any]] = {
     "type": "object",
@@ -23,18 +25,58 @@ _ERROR: Final[dict[str, Any]] = {
     },
     "required": ["error"],
 }
-_BODIES: Final[dict[Surface, dict[str, Any]]] = {
-    Surface.CHAT: {"messages": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
-    Surface.COMPLETIONS: {"prompt": {"oneOf": [{"type": "string"}, {"type": "array"}]}},
-    Surface.EMBEDDINGS: {"input": {"oneOf": [{"type": "string"}, {"type": "array"}]}},
+_MESSAGES: Final = {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_MESSAGES}
+_TEXT: Final = {"oneOf": [{"type": "string"}, {"type": "array"}]}
+_MEMBERS: Final[dict[Surface, dict[str, Any]]] = {
+    Surface.CHAT: {"messages": _MESSAGES},
+    Surface.COMPLETIONS: {"prompt": _TEXT},
+    Surface.EMBEDDINGS: {"input": _TEXT, "messages": _MESSAGES},
+}
+_NEEDED: Final[dict[Surface, dict[str, Any]]] = {
+    Surface.CHAT: {"required": ["model", "messages"]},
+    Surface.COMPLETIONS: {"required": ["model", "prompt"]},
+    Surface.EMBEDDINGS: {
+        "required": ["model"],
+        "anyOf": [{"required": ["input"]}, {"required": ["messages"]}],
+    },
+}
+_PARAMETERS: Final = [
+    {
+        "name": TASK_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "The task this request is booked to, in UTF-8; without it the task is looked for "
+        "where agents already name theirs, and at last made from the conversation's head",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_TASK},
+    },
+    {
+        "name": LAYOUT_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "How the prompt may be laid out for the prefix cache: the team's level, or less",
+        "schema": {"type": "string", "enum": [level.value for level in LEVELS]},
+    },
+]
+_REQUEST_ID: Final = {"x-request-id": "The gateway's id of this request"}
+_ANSWERED: Final = _REQUEST_ID | {
+    "x-ctxgate-pool": "The pool that served the request",
+    "x-ctxgate-replica": "The replica that served it",
+    "x-ctxgate-task": "The task it is booked to, percent-encoded",
+    "x-ctxgate-layout": "The layout level and the number of edits, where the layout changed the prompt",
+}
+_COST: Final = {
+    "x-ctxgate-cost": "What the call cost, in US dollars; not on a stream, whose usage event tells it"
 }
 _STATUSES: Final = {
     "400": "A field is wrong; `param` names it",
     "401": "No key, or an unknown one",
     "404": "Unknown model",
+    "408": "The body stopped coming",
     "413": "Body too large",
+    "415": "Unknown content encoding",
     "502": "No replica gave an answer",
     "503": "The engines have no room",
+    "504": "The engine did not answer in time",
 }
 
 
@@ -53,32 +95,34 @@ def add_metered_paths(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(surface: Surface) -> dict[str, Any]:
-    needed = _BODIES[surface]
     schema = {
         "type": "object",
-        "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}, **needed},
-        "required": ["model", *needed],
+        "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}, **_MEMBERS[surface]},
         "additionalProperties": True,
+        **_NEEDED[surface],
     }
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    refused = {
+        "headers": _headers(_REQUEST_ID),
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
     answers = {"application/json": {"schema": {"type": "object"}}}
     if surface is not Surface.EMBEDDINGS:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "summary": f"OpenAI {surface.value}, forwarded to a pool and metered",
         "operationId": surface.value,
-        "parameters": [
-            {
-                "name": TASK_HEADER,
-                "in": "header",
-                "required": False,
-                "description": "The task this request is booked to",
-                "schema": {"type": "string", "minLength": 1, "maxLength": MAX_TASK},
-            }
-        ],
+        "parameters": _PARAMETERS,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
-            "200": {"description": "The engine's answer", "content": answers},
-            **{status: {"description": text, **error} for status, text in _STATUSES.items()},
+            "200": {
+                "description": "The engine's answer",
+                "headers": _headers(_ANSWERED | _COST),
+                "content": answers,
+            },
+            **{status: {"description": text, **refused} for status, text in _STATUSES.items()},
         },
     }
+
+
+def _headers(descriptions: dict[str, str]) -> dict[str, Any]:
+    return {name: {"description": text, "schema": {"type": "string"}} for name, text in descriptions.items()}

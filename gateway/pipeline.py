@@ -45,6 +45,8 @@ class Pipeline:
 
     async def serve(self, inbound: Inbound, reply: Reply) -> None:
         """Answer one request. Raises `Refused` while nothing has been sent."""
+        if not self.services.ledger.healthy:  # before the engine works for nothing
+            raise Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
         identified = identity.identify(inbound, self.services.keys.find)
         allowed = self.allow(identified)
         planned = await self.plan(allowed)

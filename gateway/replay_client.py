@@ -28,6 +28,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=6
 _QUICK: Final = aiohttp.ClientTimeout(total=10)
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.MULTILINE)
 _NANO: Final = 10**9
+_PAGE: Final = 10_000  # tasks of a usage report
 _LONGEST_ERROR: Final = 200
 # How an engine says that a prompt no longer fits: vLLM's two texts and OpenAI's code.
 _TOO_LONG: Final = (
@@ -114,8 +115,18 @@ class Backend:
 
     async def costs_by_task(self) -> dict[str, TaskCost] | None:
         """The ledger's sums for this key, or None where the server keeps no ledger."""
-        body = await self._get("/v1/usage?by=task")
-        return None if body is None else parse_costs(body)
+        costs: dict[str, TaskCost] = {}
+        offset = 0
+        while True:
+            body = await self._get(f"/v1/usage?by=task&limit={_PAGE}&offset={offset}")
+            page = None if body is None else parse_costs(body)
+            if page is None:
+                return None
+            found, following = page
+            costs |= found
+            if following is None:
+                return costs
+            offset = following
 
     async def _get(self, path: str) -> bytes | None:
         """A body, or None: what is asked here is a help where it exists, never needed."""
@@ -209,13 +220,16 @@ def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage, int | None]:
     return parsed, nano((usage or {}).get("cost"))
 
 
-def parse_costs(body: bytes) -> dict[str, TaskCost] | None:
-    """The rows of a ctxgate usage report by task, or None if this is none."""
+def parse_costs(body: bytes) -> tuple[dict[str, TaskCost], int | None] | None:
+    """A page of a ctxgate usage report by task and where the next one starts, or None if this is none."""
     try:
-        rows = json.loads(body)["rows"]
-        return {
-            row["group"]: TaskCost(row["requests"], row["cost_nano"], not row["unknown_cost"]) for row in rows
+        page = json.loads(body)
+        costs = {
+            row["group"]: TaskCost(row["requests"], row["cost_nano"], not row["unknown_cost"])
+            for row in page["rows"]
         }
+        following = page.get("next")
+        return costs, None if following is None else int(following)
     except (ValueError, KeyError, TypeError):
         return None
 

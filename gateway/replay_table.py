@@ -78,14 +78,39 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds * 1000:.1f} ms"
 
 
-def report(played: Sequence[Played], *, approximate: bool, color: bool) -> str:
-    """The table of a run, one row per session and a total, then what needs saying about it."""
+def report(played: Sequence[Played], *, assumed: bool, color: bool) -> str:
+    """The table of a run, one row per session and a total, then what needs saying about it.
+
+    `assumed` says that nobody told the block size. It matters only where the hits are below the oracle:
+    equal ones confirm it, and a warm server's have another reason.
+    """
+    approximate = assumed and not is_warm(played) and not _confirmed(played)
     rows = [[each.session, *cells(summarize([each]), approximate=approximate)] for each in played]
     overall = summarize(played)
     if len(played) > 1:
         rows.append(["total", *cells(overall, approximate=approximate)])
     text = table(("session", *HEADERS), rows, color=color, last=len(played) > 1)
     return "\n".join((text, *notes(played, overall, approximate=approximate, color=color)))
+
+
+def is_warm(played: Sequence[Played]) -> bool:
+    """Whether a request found more in the cache than earlier requests of the run can have left there."""
+    return any(cached > oracle for cached, oracle in _bounded(played))
+
+
+def _confirmed(played: Sequence[Played]) -> bool:
+    """Whether every request hit exactly what the oracle says."""
+    return all(cached == oracle for cached, oracle in _bounded(played))
+
+
+def _bounded(played: Sequence[Played]) -> list[tuple[int, int]]:
+    """Cached tokens and the oracle of each answered request in which both are known."""
+    return [
+        (measure.usage.cached.value, measure.oracle)
+        for each in played
+        for measure in each.measures
+        if measure.error is None and measure.usage.cached.value is not None and measure.oracle is not None
+    ]
 
 
 def notes(played: Sequence[Played], overall: Sums, *, approximate: bool, color: bool) -> list[str]:
@@ -106,6 +131,11 @@ def notes(played: Sequence[Played], overall: Sums, *, approximate: bool, color: 
         lines.append(f"{red}... and {len(failures) - _MOST_ERRORS} more failures{plain}")
     if overall.oracle.value is not None and approximate:
         lines.append(f"{dim}~ the block size is assumed; give the server's own with --block-size{plain}")
+    if is_warm(played) and not overall.drifted:
+        lines.append(
+            f"{dim}cached/oracle is above what this run can reach by itself: the server was warm, "
+            f"it had these prompts from before this run{plain}"
+        )
     if overall.drifted:
         lines.append(f"{dim}~ the server counts prompts otherwise than the local tokenizer{plain}")
     sums = (overall.prompt, overall.cached, overall.output, overall.cost_nano)

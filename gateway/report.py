@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, fields
+from collections import Counter
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ctxgate.gateway.ledger import ReportRow
 from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
@@ -14,7 +17,23 @@ from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COUNTS: Final = tuple(field.name for field in fields(ReportRow) if field.name != "group")
+OWNERS: Final = {"task": ("organisation", "team", "key_id"), "team": ("organisation",)}
+"""The fields that tell groups of one name apart, by grouping."""
+
+COLUMNS: Final = """\
+requests      distinct requests; one that was tried twice is one request of two attempts
+cached        prompt tokens read from the prefix cache; uncached: those computed
+hit           cached share of the prompt tokens
+cost USD      exact sum of what is known
+estimated     attempts with a token count that is an estimate
+part tokens   attempts with an unknown token count, which the sums leave out
+part cost     attempts with an unknown part of their cost: the sum is a lower bound
+"""
+"""What the table's columns mean, for a help text."""
+
+_COUNTS: Final = tuple(
+    field.name for field in fields(ReportRow) if field.name not in ("group", *OWNERS["task"])
+)
 _HEADER: Final = (
     "requests",
     "attempts",
@@ -25,8 +44,8 @@ _HEADER: Final = (
     "hit",
     "cost USD",
     "estimated",
-    "no tokens",
-    "no cost",
+    "part tokens",
+    "part cost",
 )
 
 
@@ -47,11 +66,17 @@ def total(rows: Sequence[ReportRow], name: str = "total") -> ReportRow:
 def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = None) -> str:
     """An aligned table, the dearest group first (days in order), with a line of totals.
 
-    `totals` replaces the plain sum where the caller knows better, as with distinct requests.
+    `totals` replaces the plain sum where the caller knows better, as with distinct requests. A name that
+    several rows share is followed by its owner.
     """
-    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.cost_nano, row.group))
+    if not rows:
+        return "Nothing matched: there is no settled attempt here.\n"
+    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.cost_nano, *_key(row)))
+    uses = Counter(row.group for row in rows)
     last = totals if totals is not None else total(rows)
-    lines = [(by, *_HEADER), *(_cells(row) for row in shown), _cells(last)]
+    names = [row.group if uses[row.group] == 1 else f"{row.group} ({_owner(row, by)})" for row in shown]
+    cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
+    lines = [(by, *_HEADER), *cells, _cells(last, last.group)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     printed = [_aligned(line, widths) for line in lines]
     rule = "-" * len(printed[0])
@@ -60,28 +85,55 @@ def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = N
 
 def as_json(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = None) -> str:
     """A JSON object: `by`, `rows` and `total`; money as integer nano-dollars and as a decimal string."""
-    last = totals if totals is not None else total(rows)
-    report = {"by": by, "rows": [_record(row) for row in rows], "total": _record(last)}
-    return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_document(rows, by, totals), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_page(
+    rows: Sequence[ReportRow], by: str, *, limit: int, offset: int, totals: ReportRow | None = None
+) -> bytes:
+    """The same in compact JSON, of `limit` rows at most, and where the `next` ones start (or null).
+
+    `rows` begin at `offset` and are one more than `limit` where others follow.
+    """
+    page = _document(rows[:limit], by, totals)
+    page["next"] = offset + limit if len(rows) > limit else None
+    return msgspec.json.encode(page)
 
 
 def as_csv(rows: Sequence[ReportRow], by: str) -> str:
     """CSV with a header line, without totals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([by, *_COUNTS, "cost_usd"])
+    owners = OWNERS.get(by, ())
+    writer.writerow([by, *owners, *_COUNTS, "cost_usd"])
     for row in rows:
-        writer.writerow([row.group, *(getattr(row, count) for count in _COUNTS), format_usd(row.cost_nano)])
+        values = (getattr(row, column) for column in (*owners, *_COUNTS))
+        writer.writerow([row.group, *values, format_usd(row.cost_nano)])
     return text.getvalue()
 
 
-def _record(row: ReportRow) -> dict[str, str | int]:
-    return {**asdict(row), "cost_usd": format_usd(row.cost_nano)}
+def _document(rows: Sequence[ReportRow], by: str, totals: ReportRow | None) -> dict[str, object]:
+    last = totals if totals is not None else total(rows)
+    owners = OWNERS.get(by, ())
+    return {"by": by, "rows": [_record(row, owners) for row in rows], "total": _record(last, ())}
 
 
-def _cells(row: ReportRow) -> tuple[str, ...]:
+def _record(row: ReportRow, owners: Sequence[str]) -> dict[str, str | int | None]:
+    columns = ("group", *owners, *_COUNTS)
+    return {**{column: getattr(row, column) for column in columns}, "cost_usd": format_usd(row.cost_nano)}
+
+
+def _key(row: ReportRow) -> tuple[str, ...]:
+    return row.group, row.organisation or "", row.team or "", row.key_id or ""
+
+
+def _owner(row: ReportRow, by: str) -> str:
+    return "/".join(str(getattr(row, owner)) for owner in OWNERS.get(by, ()))
+
+
+def _cells(row: ReportRow, name: str) -> tuple[str, ...]:
     return (
-        "".join(character if character.isprintable() else "?" for character in row.group),
+        "".join(character if character.isprintable() else "?" for character in name),
         f"{row.requests:,}",
         f"{row.attempts:,}",
         f"{row.cached_tokens:,}",
@@ -109,8 +161,16 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _remarks(row: ReportRow) -> list[str]:
     remarks = []
+    if row.estimated:
+        remarks.append(f"estimated: {_attempts(row.estimated)} with a token count that is an estimate.")
     if row.unknown_tokens:
-        remarks.append(f"Token sums leave out the unknown counts of {row.unknown_tokens:,} attempts.")
+        told = f"{_attempts(row.unknown_tokens)} with an unknown token count, which the sums leave out"
+        remarks.append(f"part tokens: {told}.")
     if row.unknown_cost:
-        remarks.append(f"Cost is a lower bound: {row.unknown_cost:,} attempts have an unknown part.")
+        told = f"{_attempts(row.unknown_cost)} with an unknown part of the cost, which is a lower bound"
+        remarks.append(f"part cost: {told}.")
     return remarks
+
+
+def _attempts(number: int) -> str:
+    return f"{number:,} attempt{'' if number == 1 else 's'}"

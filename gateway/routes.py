@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -17,6 +19,7 @@ from ctxgate.gateway import report, telemetry
 from ctxgate.gateway.edge import read_headers
 from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
 from ctxgate.gateway.identity import authenticate
+from ctxgate.gateway.instants import FORMS, instant_us
 from ctxgate.gateway.ledger import EVERYTHING
 from ctxgate.gateway.openapi import add_metered_paths
 
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from ctxgate.gateway.services import Services
 
 Grouping = Literal["task", "team", "pool", "model", "day"]
-_LAST_SECOND: Final = 2**40  # in microseconds it still fits the store's integers
+_MOST_ROWS: Final = 10_000
+_LAST_OFFSET: Final = 2**40
 _DOCS_ASSETS: Final = "/docs/assets"
 
 
@@ -40,11 +44,14 @@ def management(application: Application) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _failed)
     app.router.redirect_slashes = False
+    app.state.docs = application.config.docs
     _add_models(app, application)
     _add_usage(app, application)
     _add_operations(app, application)
     if application.config.docs:
         _add_docs(app)
+    else:
+        _add_front(app)
     return app
 
 
@@ -97,21 +104,36 @@ def _add_usage(app: FastAPI, application: Application) -> None:
     async def usage(
         request: Request,
         by: Annotated[Grouping, Query(description="what one row stands for")] = "task",
-        since: Annotated[int, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, inclusive")] = 0,
-        until: Annotated[
-            int | None, Query(ge=0, le=_LAST_SECOND, description="Unix seconds, exclusive")
-        ] = None,
+        since: Annotated[str, Query(description=f"attempts opened from then on: {FORMS}")] = "0",
+        until: Annotated[str | None, Query(description="attempts opened before then")] = None,
+        limit: Annotated[int, Query(ge=1, le=_MOST_ROWS, description="rows, the dearest first")] = 1_000,
+        offset: Annotated[
+            int, Query(ge=0, le=_LAST_OFFSET, description="rows to skip; an answer's `next` continues it")
+        ] = 0,
     ) -> Response:
         key = _caller(application, request)
-        ledger = _services(application).ledger
-        own = {"organisation": key.organisation, "team": key.team}
-        since_us = since * 1_000_000
-        until_us = None if until is None else until * 1_000_000
-        rows = await ledger.report(by, where=own, since_us=since_us, until_us=until_us)
-        # Asked for apart: a request with attempts in two groups is one request in the total.
-        totals = await ledger.report(EVERYTHING, where=own, since_us=since_us, until_us=until_us)
-        body = report.as_json(rows, by, totals=totals[0] if totals else None)
+        services = _services(application)
+        now_us = services.now_us()
+        ask = partial(
+            services.ledger.report,
+            where={"organisation": key.organisation, "team": key.team},
+            since_us=_instant_us("since", since, now_us),
+            until_us=None if until is None else _instant_us("until", until, now_us),
+        )
+        rows = await ask(by, dearest_first=by != "day", limit=limit + 1, offset=offset)
+        # Asked for apart: it covers every row, and a request with attempts in two groups is one in it.
+        totals = await ask(EVERYTHING)
+        # In a thread: thousands of rows on the loop would hold every stream up.
+        page = partial(report.as_page, rows, by, limit=limit, offset=offset)
+        body = await asyncio.to_thread(page, totals=totals[0] if totals else None)
         return Response(body, media_type="application/json")
+
+
+def _instant_us(name: str, text: str, now_us: int) -> int:
+    try:
+        return instant_us(text, datetime.fromtimestamp(now_us / 1e6, UTC))
+    except ValueError as error:
+        raise Refused(Kind.INVALID_VALUE, f"'{name}': {error}.", name) from error
 
 
 def _add_operations(app: FastAPI, application: Application) -> None:
@@ -119,7 +141,7 @@ def _add_operations(app: FastAPI, application: Application) -> None:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Every pool has a replica that may be chosen")
+    @app.get("/ready", summary="Every pool has a replica that may be chosen, and the ledger takes writes")
     async def ready() -> JSONResponse:
         services = _services(application)
         now = services.now_us()
@@ -130,8 +152,9 @@ def _add_operations(app: FastAPI, application: Application) -> None:
             }
             for name, pool in services.config.pools.items()
         }
-        well = all(pool["healthy"] for pool in pools.values())
-        body = {"status": "ready" if well else "not ready", "pools": pools}
+        problem = services.ledger.problem
+        well = problem is None and all(pool["healthy"] for pool in pools.values())
+        body = {"status": "ready" if well else "not ready", "pools": pools, "ledger": problem or "ok"}
         return JSONResponse(body, status_code=200 if well else 503)
 
     @app.get("/metrics", summary="Prometheus metrics")
@@ -146,6 +169,12 @@ def _add_operations(app: FastAPI, application: Application) -> None:
         return Response()
 
 
+def _add_front(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def front() -> dict[str, str]:
+        return {"service": "ctxgate"}
+
+
 def _add_docs(app: FastAPI) -> None:
     # Imported here: the bundle is data for one page, and the page works without any other host.
     from swagger_ui_bundle import swagger_ui_path  # noqa: PLC0415 - see above
@@ -156,7 +185,12 @@ def _add_docs(app: FastAPI) -> None:
     async def openapi() -> JSONResponse:
         return JSONResponse(add_metered_paths(app.openapi()))
 
+    @app.get("/", include_in_schema=False)
+    async def front() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
     @app.get("/docs", include_in_schema=False)
+    @app.get("/docs/", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return get_swagger_ui_html(
             openapi_url="/openapi.json",
@@ -184,9 +218,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         response = await _refused(request, refused)
         response.headers.update(error.headers or {})
         return response
-    return await _refused(
-        request, Refused(Kind.ROUTE_NOT_FOUND, "Unknown request URL. See /docs for what is served.")
-    )
+    where = " See /docs for what is served." if request.app.state.docs else ""
+    return await _refused(request, Refused(Kind.ROUTE_NOT_FOUND, f"Unknown request URL.{where}"))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from ctxgate.inference.estimate import TokenRatio
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from ctxgate.gateway.attempt import Attempt
     from ctxgate.gateway.config import Config, Pool
     from ctxgate.gateway.fleet import Fleet
     from ctxgate.gateway.keys import KeyRing
@@ -33,6 +34,11 @@ def noted(step: asyncio.Future[Any]) -> None:
     """A ledger step's failure is known: the ledger logs it, and not every attempt waits to hear of it."""
     if not step.cancelled():
         step.exception()
+
+
+def steady_us() -> int:
+    """Microseconds of a clock that never steps back, for durations."""
+    return time.monotonic_ns() // 1000
 
 
 def random_id() -> str:
@@ -57,7 +63,10 @@ class Ratios:
 
 @dataclass(slots=True)
 class Services:
-    """The gateway's working parts. `background` holds tasks that outlive the step that began them."""
+    """The gateway's working parts.
+
+    `background` holds tasks that outlive the step that began them, `attempts` the open attempts.
+    """
 
     config: Config
     keys: KeyRing
@@ -67,8 +76,10 @@ class Services:
     telemetry: Telemetry
     layout: LayoutStage
     now_us: Callable[[], int] = unix_us
+    steady_us: Callable[[], int] = steady_us
     new_id: Callable[[], str] = random_id
     background: set[asyncio.Task[object]] = field(default_factory=set)
+    attempts: set[Attempt] = field(default_factory=set)
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
 

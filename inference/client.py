@@ -3,7 +3,7 @@
     open() ── sends one request, returns at the response's headers
       Unreachable   no connection; nothing was sent
       Dropped       the connection broke after the request went out, before any answer
-    UpstreamResponse.chunks() ── the body as it arrives
+    UpstreamResponse.next_chunk() ── the body as it arrives
       Dropped       the connection broke inside the answer
     abort() ── ends a call by its id, so that its usage can still be read
 
@@ -14,12 +14,15 @@ that the engine is just closing.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiohttp.abc import AbstractStreamWriter
 
@@ -45,42 +48,79 @@ class Dropped(UpstreamFailed):
     """The connection broke after the request was sent."""
 
 
+class AnswerTooLarge(UpstreamFailed):
+    """The answer is longer than the gateway takes."""
+
+
 class UpstreamResponse:
     """One response, its headers read and its body arriving."""
 
-    __slots__ = ("_response", "content_type", "status")
+    __slots__ = ("_broken", "_response", "content_type", "status")
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self._broken: Exception | None = None
         self.status: int = response.status
         self.content_type: str = response.headers.get("content-type", "application/json")
+
+    @property
+    def raw_content_type(self) -> bytes:
+        """The content type in the bytes it came in."""
+        return self.content_type.encode("utf-8", "surrogateescape")
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the body is JSON."""
+        return self.content_type.partition(";")[0].strip().lower().endswith("json")
+
+    @property
+    def metadata(self) -> bytes:
+        """vLLM's `metadata` header, which describes an answer of raw bytes; empty without one."""
+        return self._response.headers.get("metadata", "").encode("utf-8", "surrogateescape")
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body's bytes as they arrive. Raises `Dropped`."""
+    async def next_chunk(self) -> bytes:
+        """The bytes that have arrived since the last call; none at the end. Raises `Dropped`.
+
+        What arrived before a connection broke is given before the error is raised.
+        """
+        if self._broken is not None:
+            raise Dropped(type(self._broken).__name__) from self._broken
         content = self._response.content
         try:
-            while chunk := await content.readany():
-                yield chunk
+            return await content.readany()
         except (aiohttp.ClientError, ConnectionError) as error:
-            if arrived := _unread(content):
-                yield arrived
-            raise Dropped(type(error).__name__) from error
+            self._broken = error
+            return _unread(content) or await self.next_chunk()
 
     async def body(self, limit: int) -> bytes:
-        """The whole body, at most `limit` bytes. Raises `Dropped`, also when it is longer."""
+        """The whole body. Raises `Dropped`, and `AnswerTooLarge` beyond `limit` bytes."""
+        body = await self.start_of_body(limit + 1)
+        if len(body) > limit:
+            raise AnswerTooLarge
+        return body
+
+    async def start_of_body(self, limit: int) -> bytes:
+        """The body, or as much of it as brings it to `limit` bytes or beyond. Raises `Dropped`."""
         parts: list[bytes] = []
         size = 0
-        async for chunk in self.chunks():
+        while size < limit and (chunk := await self.next_chunk()):
             parts.append(chunk)
             size += len(chunk)
-            if size > limit:
-                raise Dropped("the answer is larger than the gateway's limit")
         return b"".join(parts)
+
+    async def drain(self, seconds: float) -> None:
+        """Read what is left of the body, so that its connection can be used again; never raises."""
+        if self._response.content.at_eof():
+            return
+        with suppress(Dropped, TimeoutError):
+            async with asyncio.timeout(seconds):
+                while await self.next_chunk():
+                    pass
 
     def close(self) -> None:
         """Drop the connection; the engine ends the call when it notices."""
@@ -98,6 +138,29 @@ def _unread(content: aiohttp.StreamReader) -> bytes:
     """What had arrived before a connection broke; aiohttp raises the error first and keeps it to itself."""
     content.set_exception(None)  # type: ignore[arg-type] # the only way past it to the buffer
     return content.read_nowait()
+
+
+class _Protocol(ResponseHandler):
+    """aiohttp's client protocol, which forgets a body's reader when the body's framing is broken.
+
+    The reader would then wait for bytes that cannot come, also after the connection has ended
+    (aiohttp 3.14, `ResponseHandler.connection_lost`).
+    """
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Wake whoever reads a body that did not end."""
+        payload = self._payload
+        super().connection_lost(exc)
+        if payload is not None and not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(aiohttp.ClientPayloadError("the connection ended inside the body"))
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connections that speak `_Protocol`."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+        self._factory = partial(_Protocol, loop=asyncio.get_running_loop())  # type: ignore[assignment]  # a subclass
 
 
 class _InPieces(aiohttp.payload.Payload):
@@ -129,7 +192,7 @@ class UpstreamClient:
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+            connector=_Connector(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

@@ -65,6 +65,8 @@ def fill_unknown(
     the prompt; without a prediction the cached part stays unknown and the uncached part is estimated as
     the whole prompt, which prices it from above.
     """
+    if output is not None and usage.reasoning.value is not None:
+        output = max(output, usage.reasoning.value)  # a part is never larger than its whole
     return replace(_fill_prompt(usage, prompt, cached), output=_or_estimate(usage.output, output))
 
 

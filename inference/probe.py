@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
+
 from ctxgate.inference.client import UpstreamFailed
+from ctxgate.inference.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,22 +18,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One probe's result. `windows`: model name -> max_model_len in tokens (None where not reported)."""
+    """One probe's result.
 
-    ok: bool
+    `windows`: model name -> max_model_len in tokens (None where not reported); empty where the replica
+    did not tell its models.
+    """
+
+    finding: Finding
     windows: Mapping[str, int | None] = field(default_factory=dict)
 
 
 async def probe(client: UpstreamClient, url: str, headers: Mapping[str, str], timeout_s: float) -> Probe:
-    """GET /health, then /v1/models. A replica is well when its health endpoint answers 200."""
+    """GET /health, which alone decides, then /v1/models; each within `timeout_s`."""
     try:
         status, _ = await client.get_json(f"{url}/health", headers, timeout_s)
-        if status != 200:
-            return Probe(False)
+    except UpstreamFailed as error:
+        refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+        return Probe(Finding.REFUSED if refused else Finding.SILENT)
+    if status != 200:
+        return Probe(Finding.UNWELL)
+    try:
         status, models = await client.get_json(f"{url}/v1/models", headers, timeout_s)
     except UpstreamFailed:
-        return Probe(False)
-    return Probe(True, windows_of(models) if status == 200 else {})
+        return Probe(Finding.WELL)
+    return Probe(Finding.WELL, windows_of(models) if status == 200 else {})
 
 
 def windows_of(models: Any) -> dict[str, int | None]:

@@ -42,6 +42,7 @@ ENGINE_FIELDS: Final = frozenset(
         "mm_processor_kwargs",
         "previous_input_messages",
         "priority",
+        "prompt_embeds",
         "prompt_logprobs",
         "repetition_detection",
         "request_id",

@@ -30,7 +30,8 @@ pools:
     rates: {{effective: 2026-01-01, usd_per_million_uncached: 1.25, usd_per_million_cached: 0.125,
             usd_per_million_output: 10}}
 models:
-  tiny: {{pools: [standard, fast]}}
+  tiny: {{pools: [standard]}}
+  swift: {{pools: [fast]}}
 teams:
   research: {{organisation: acme}}
 keys:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(error)
             count = len(error.problems)
-            print(f"{count} problem{'' if count == 1 else 's'}", file=sys.stderr)
+            print(f"{count} problem{'' if count == 1 else 's'}")
         return 1
     if args.json:
         warnings = [asdict(one) for one in loaded.warnings]

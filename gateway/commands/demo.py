@@ -22,6 +22,7 @@ from ctxgate.gateway.demo import CASES, MODELS, Stage, compare, comparison, conf
 from ctxgate.gateway.demo_agent import Toolbox, work
 from ctxgate.gateway.demo_script import SYSTEM, review
 from ctxgate.gateway.demo_servers import ServerFailed, Servers, ctxgate_command
+from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.gateway.keys import RANDOM_BYTES, new_key
 from ctxgate.gateway.replay_client import Backend, BackendError
 from ctxgate.gateway.replay_count import PromptCounter
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_TURNS: Final = 24
 _DEFAULT_BLOCK_SIZE: Final = 16
+_SHOWN_CALLS: Final = 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(_until_signal(args))
     except ImportError as error:
-        print(f"ctxgate demo: {error.name} is missing; pip install 'ctxgate[twin]'", file=sys.stderr)
+        print(f"ctxgate demo: {error.name} is missing; the demo {NEEDS_TWIN}", file=sys.stderr)
     except (ServerFailed, BackendError, OSError) as error:
         print(f"ctxgate demo: {error}", file=sys.stderr)
     return 2
@@ -117,10 +119,18 @@ async def _serve_on(servers: Servers) -> int:
 
 
 def _work(turns: int) -> Session:
-    print("An agent reviews ctxgate's own sources:")
     toolbox = Toolbox(Path(next(iter(ctxgate.__path__))))
-    session = work("review", SYSTEM, review(), toolbox, turns, lambda line: print(f"  {line}"))
-    print(f"{session.requests} requests, each with the whole conversation so far.\n")
+    calls: list[str] = []
+    session = work("review", SYSTEM, review(), toolbox, turns, calls.append)
+    print(
+        f"An agent has reviewed ctxgate's own sources in {session.requests} requests, each with the whole "
+        f"conversation so far, and {len(calls)} tool calls:"
+    )
+    for line in calls[:_SHOWN_CALLS]:
+        print(f"  {line}")
+    if len(calls) > _SHOWN_CALLS:
+        print(f"  and {len(calls) - _SHOWN_CALLS} more")
+    print()
     return session
 
 

@@ -13,6 +13,7 @@ from ctxgate.compression.diverge import NotChat, diverge
 from ctxgate.gateway.config_load import ConfigError, load
 from ctxgate.gateway.explain import Explanation, Price, as_json, as_text
 from ctxgate.gateway.explain_count import Renderer, count
+from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.inference import wire
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _body(path: Path) -> Body:
     problem = next(_problems(request), None)
     if problem is not None:
         raise Unusable(f"{path}: {problem}")
-    return body
+    # White space between JSON tokens reaches no prompt: without it the first difference is one of content.
+    return wire.parse(msgspec.json.format(body.raw, indent=-1))
 
 
 def _problems(request: dict[str, Any]) -> Iterator[str]:
@@ -127,7 +129,7 @@ def _renderer(folder: Path | None) -> Renderer | None:
     except ImportError:
         if folder is None:
             return None
-        raise Unusable("--tokenizer needs the extra `twin`: pip install 'ctxgate[twin]'") from None
+        raise Unusable(f"--tokenizer {NEEDS_TWIN}") from None
     except ValueError as error:
         raise Unusable(str(error)) from None
 

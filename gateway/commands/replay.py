@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.gateway.perturb import Perturbation, parse_perturbations
 from ctxgate.gateway.replay import as_json, summarize
 from ctxgate.gateway.replay_client import Backend, BackendError
@@ -105,6 +106,8 @@ def _positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Play and print; 0 if every request was answered, 1 if one failed, 2 if nothing could be played."""
     try:
+        if not args.to.startswith(("http://", "https://")):
+            raise Unusable(f"--to {args.to}: must begin with http:// or https://")
         perturbations = parse_perturbations(args.perturb)
         sessions = read_sessions(args.files)
         tokenize = load_tokenizer(args.tokenizer)
@@ -115,10 +118,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_sessions(files: list[Path]) -> list[Session]:
-    """All sessions, in the order given. Raises `SessionError`, OSError, or `Unusable` on equal names."""
+    """All sessions, in the order given. Raises `SessionError`, or `Unusable` on equal names and no file."""
     sessions: dict[str, Session] = {}
     for file in files:
-        session = read_session(file)
+        try:
+            session = read_session(file)
+        except FileNotFoundError:
+            raise Unusable(f"{file}: there is no such file") from None
+        except OSError as error:
+            raise Unusable(f"{file}: cannot be read: {error.strerror}") from None
         if session.name in sessions:
             raise Unusable(f"{file}: session {session.name!r} was given before; a task is one session")
         sessions[session.name] = session
@@ -132,7 +140,7 @@ def load_tokenizer(folder: Path | None) -> Tokenize | None:
     except ImportError:
         if folder is None:
             return None
-        raise Unusable("--tokenizer needs the extra `twin`: pip install 'ctxgate[twin]'") from None
+        raise Unusable(f"--tokenizer {NEEDS_TWIN}") from None
 
 
 async def _replay(
@@ -197,9 +205,9 @@ def _print(args: argparse.Namespace, played: list[Played], setup: Setup, *, coun
         print(json.dumps(_json(played, setup, args), indent=2, ensure_ascii=False))
         return
     color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
-    print(report(played, approximate=setup.block_size_assumed, color=color))
+    print(report(played, assumed=setup.block_size_assumed, color=color))
     if not counted:
-        print("- no oracle: the local prompt count needs the extra `twin` (pip install 'ctxgate[twin]')")
+        print(f"- no oracle: the local prompt count {NEEDS_TWIN}")
 
 
 def _json(played: list[Played], setup: Setup, args: argparse.Namespace) -> dict[str, Any]:

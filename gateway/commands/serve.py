@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
     import uvicorn
 
+    from ctxgate.gateway.app import Application
+
+DEFAULT_CONFIG: Final = "configs/ctxgate.yaml"
 KEEP_ALIVE_S: Final = 75  # longer than any client's own pool, so that the client is the one to close
 STALLED_MS: Final = 120_000  # a client that reads nothing for so long has gone
 _PROBE_IDLE_S: Final = 30
-_GRACE_S: Final = 30
+GRACE_S: Final = 28.0  # below the 30 s after which Kubernetes kills, so that the ledger is closed in time
+CALL_OFF_AFTER_S: Final = 15.0
 # The ledger's writer thread commits within a request's own time; Python's 5 ms turn would be most of it.
 _SWITCH_INTERVAL_S: Final = 0.0005
 _M_TRIM_THRESHOLD: Final = -1
@@ -30,13 +34,16 @@ _LARGEST_IN_HEAP: Final = 32 * 2**20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("-c", "--config", default="configs/ctxgate.yaml", help="the configuration file")
-    parser.add_argument("--port", type=int, help="listen here instead; 0 picks a free port")
+    parser.add_argument("-c", "--config", default=DEFAULT_CONFIG, help="configuration (default: %(default)s)")
+    parser.add_argument("--port", type=int, help="listen on this port instead; 0 picks a free one")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it; 2 when the configuration or the address cannot be used."""
+    """Serve until a signal ends it; 2 when the configuration, the address or the ledger cannot be used.
+
+    1 when it did not start, or did not end in order: the ledger may then have lost settlements.
+    """
     from ctxgate.gateway.config_load import read  # noqa: PLC0415 - a command pays only for what it uses
     from ctxgate.gateway.config_yaml import ConfigError  # noqa: PLC0415 - as above
 
@@ -60,7 +67,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"cannot listen on {config.listen.host}:{port}: {error.strerror}", file=sys.stderr)
         return 2
     from ctxgate.gateway.app import Application  # noqa: PLC0415 - as above
+    from ctxgate.gateway.ledger import LedgerError  # noqa: PLC0415 - as above
+    from ctxgate.gateway.stores.sqlite import check  # noqa: PLC0415 - as above
 
+    try:
+        check(config.store)
+    except LedgerError as error:
+        listener.close()
+        print(f"cannot use the ledger {error}", file=sys.stderr)
+        return 2
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     server = make_server(Application(config), args.log_level)
@@ -69,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"ctxgate listening on http://{shown}:{bound}", flush=True)
     end_cleanly(server)
     server.run(sockets=[listener])
-    return 0 if server.started else 1
+    failed = server.lifespan.should_exit  # at its end as at its start: settlements may be lost
+    return 0 if server.started and not failed else 1
 
 
 def end_cleanly(server: uvicorn.Server) -> None:
@@ -119,24 +135,26 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def make_server(app: object, log_level: str) -> uvicorn.Server:
+def make_server(
+    app: Application, log_level: str, *, grace_s: float = GRACE_S, call_off_after_s: float = CALL_OFF_AFTER_S
+) -> uvicorn.Server:
     """uvicorn on uvloop and httptools, without an access log: paths and addresses are the clients' own."""
     import uvicorn  # noqa: PLC0415 - as above
 
     from ctxgate.gateway.http_protocol import HttpProtocol  # noqa: PLC0415 - as above
+    from ctxgate.gateway.server import GracefulServer  # noqa: PLC0415 - as above
 
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,  # type: ignore[arg-type] # an ASGI application; uvicorn's own type asks for more
-            loop="uvloop",
-            http=HttpProtocol,
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_level="warning" if log_level == "info" else log_level,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_GRACE_S,
-            server_header=False,
-            proxy_headers=False,
-        )
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type] # an ASGI application; uvicorn's own type asks for more
+        loop="uvloop",
+        http=HttpProtocol,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning" if log_level == "info" else log_level,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(grace_s),
+        server_header=False,
+        proxy_headers=False,
     )
+    return GracefulServer(config, app, call_off_after_s)

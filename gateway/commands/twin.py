@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.inference.twin_profile import PROFILES
 from ctxgate.inference.twin_server import TwinServer, TwinSettings
 
@@ -39,7 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 2 for settings that do not go together, 1 for a port in use."""
+    """Serve until a signal; 2 for unusable settings or a missing extra, 1 for a port in use."""
+    try:
+        import jinja2  # noqa: F401, PLC0415 - the extra, which the first prompt would ask for
+        import tokenizers  # noqa: F401, PLC0415 - as above
+    except ImportError as error:
+        print(f"ctxgate twin: {error.name} is missing; the twin {NEEDS_TWIN}", file=sys.stderr)
+        return 2
     profile = PROFILES[args.profile].scaled(args.time_scale)
     if args.max_num_seqs is not None:
         profile = replace(profile, max_num_seqs=args.max_num_seqs)

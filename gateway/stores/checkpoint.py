@@ -15,17 +15,29 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ctxgate.gateway.stores.watch import FileWatch
+
 log = logging.getLogger(__name__)
 
 EVERY: Final = 1_000  # operations between two checkpoints: a log of a few MB
+WATCH_EVERY_S: Final = 1.0
 
 
 class Checkpointer:
-    """A thread that checkpoints after every so many operations."""
+    """A thread that checkpoints after every so many operations, and watches the file meanwhile."""
 
-    def __init__(self, path: Path, *, every: int = EVERY) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        watch: FileWatch,
+        every: int = EVERY,
+        watch_every_s: float = WATCH_EVERY_S,
+    ) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._watch = watch
         self._every = every
+        self._watch_every_s = watch_every_s
         self._since_last = 0
         self._due = False
         self._stopping = False
@@ -50,8 +62,9 @@ class Checkpointer:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.wait(self._watch_every_s)
             self._wake.clear()
+            self._watch.check()
             if self._due:
                 self._due = False
                 self._checkpoint()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +10,7 @@ from ctxgate.gateway.stores.rows import COLUMNS, COUNTS, attempt_from_row
 from ctxgate.gateway.stores.schema import connect_read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -26,6 +25,8 @@ _GROUPS: Final = {
     "model": ("model",),
     "day": ("strftime('%Y-%m-%d', opened_at_us / 1000000, 'unixepoch')",),
 }
+"""What makes a group; the last one is its name, those before it say whose it is."""
+
 _ESTIMATED: Final = " OR ".join(f"{count}_certainty = 'estimated'" for count in COUNTS)
 _SUMS: Final = f"""
     count(DISTINCT request_id),
@@ -34,7 +35,7 @@ _SUMS: Final = f"""
     coalesce(sum(uncached_tokens), 0),
     coalesce(sum(output_tokens), 0),
     coalesce(sum(reasoning_tokens), 0),
-    coalesce(sum(cost_total_nano), 0),
+    coalesce(sum(cost_total_nano), 0) AS cost,
     sum({_ESTIMATED}),
     sum(uncached_tokens IS NULL OR cached_tokens IS NULL OR output_tokens IS NULL),
     sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
@@ -77,18 +78,24 @@ class LedgerReader:
         where: Mapping[str, str] | None = None,
         since_us: int = 0,
         until_us: int | None = None,
+        dearest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[ReportRow]:
         """See `Ledger.report`."""
         if by not in _GROUPS:
             raise ValueError(f"cannot group by {by!r}; known: {', '.join(_GROUPS)}")
         conditions, values = _conditions(where, since_us, until_us)
-        width = len(_GROUPS[by])
-        keys = ", ".join(_GROUPS[by])
-        query = f"SELECT {keys}, {_SUMS} FROM attempts WHERE {conditions} GROUP BY {keys}"  # noqa: S608  # names
-        rows = self._connection.execute(query, values).fetchall()
-        names = _labels([row[:width] for row in rows])
-        report = [ReportRow(name, *row[width:]) for name, row in zip(names, rows, strict=True)]
-        return sorted(report, key=lambda row: row.group)
+        *owners, _ = keys = _GROUPS[by]
+        columns = ", ".join(keys)
+        order = ["cost DESC"] * dearest_first + [keys[-1], *owners]
+        query = (
+            f"SELECT {columns}, {_SUMS} FROM attempts WHERE {conditions}"  # noqa: S608  # names
+            f" GROUP BY {columns} ORDER BY {', '.join(order)} LIMIT ? OFFSET ?"
+        )
+        rows = self._connection.execute(query, [*values, -1 if limit is None else limit, offset])
+        width = len(owners)
+        return [ReportRow(*row[width:], **dict(zip(owners, row[:width], strict=True))) for row in rows]
 
     def rows(
         self,
@@ -132,16 +139,10 @@ def _conditions(
         values.append(min(since_us, _LATEST_US))
     if until_us is not None:
         conditions.append("opened_at_us < ?")
-        values.append(min(until_us, _LATEST_US))
+        values.append(max(0, min(until_us, _LATEST_US)))
     for column, value in (where or {}).items():
         if column not in FILTERS:
             raise ValueError(f"cannot filter by {column!r}; known: {', '.join(FILTERS)}")
         conditions.append(f"{column} = ?")
         values.append(value)
     return " AND ".join(conditions), values
-
-
-def _labels(keys: Sequence[tuple[str, ...]]) -> list[str]:
-    """The last part of each key, with the parts before it where that alone names two groups."""
-    uses = Counter(key[-1] for key in keys)
-    return [key[-1] if uses[key[-1]] == 1 else "/".join(key) for key in keys]

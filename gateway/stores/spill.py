@@ -1,4 +1,4 @@
-"""Settlements that the database did not take before the process stopped, kept for the next start.
+"""Settlements that the database did not take, kept on disk until it works again or for the next start.
 
 One append-only file per process in `<database>.spill/`, one JSON object per line: `attempt_id`, and
 the columns of `settled` and `opened` (null where the opening row is in the database). A line counts
@@ -22,7 +22,7 @@ from ctxgate.gateway.stores.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
@@ -36,28 +36,76 @@ class Spilled:
     opened: AttemptOpened | None
 
 
+class SpillFailed(OSError):
+    """The file did not take every row. `kept` rows, the first ones, are in it."""
+
+    def __init__(self, kept: int, cause: OSError) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        self.kept = kept
+
+
 def write(path: Path, rows: Iterable[Spilled]) -> None:
-    """Append rows and return once they are on the disk; raises OSError."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", opener=_private) as file:
-        file.writelines(_encode(row) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
+    """Append rows and return once they are on the disk; raises SpillFailed."""
+    kept = 0
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            kept, failure = _append(file, rows)
+            os.fsync(file)
+        except OSError:
+            kept = 0  # in the file, perhaps, but not known to be on the disk
+            raise
+        finally:
+            os.close(file)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise SpillFailed(kept, error) from error
+    if failure is not None:
+        raise SpillFailed(kept, failure) from failure
+
+
+def _append(file: int, rows: Iterable[Spilled]) -> tuple[int, OSError | None]:
+    """Write line by line; on a failure cut the torn line off, so that later ones begin on their own."""
+    kept, end = 0, os.fstat(file).st_size
+    for row in rows:
+        line = _encode(row).encode() + b"\n"
+        try:
+            _write_all(file, line)
+        except OSError as error:
+            os.ftruncate(file, end)
+            return kept, error
+        kept += 1
+        end += len(line)
+    return kept, None
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def read(path: Path) -> list[Spilled]:
-    """The complete rows of a spill file; ValueError for a line that is none."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [_decode(line) for line in lines[:-1]]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def chunks(path: Path, size: int) -> Iterator[list[Spilled]]:
+    """The complete rows of a spill file, `size` at a time; OSError, ValueError for a line that is none."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        rows: list[Spilled] = []
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            rows.append(_decode(line))
+            if len(rows) == size:
+                yield rows
+                rows = []
+        if rows:
+            yield rows
 
 
 def _encode(row: Spilled) -> str:

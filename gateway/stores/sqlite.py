@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import threading
 import time
 import uuid
@@ -16,8 +17,11 @@ from ctxgate.gateway.ledger import LedgerClosed, LedgerUnavailable
 from ctxgate.gateway.stores import recovery, schema, spill
 from ctxgate.gateway.stores.checkpoint import Checkpointer
 from ctxgate.gateway.stores.incarnation import Incarnation
+from ctxgate.gateway.stores.overflow import CHUNK, Overflow, sync_log
 from ctxgate.gateway.stores.reader import LedgerReader
 from ctxgate.gateway.stores.sqlite_forms import SqliteForms
+from ctxgate.gateway.stores.transactions import Transactions
+from ctxgate.gateway.stores.watch import FileWatch
 from ctxgate.gateway.stores.writer import RETRY_DELAYS_S, Writer
 
 if TYPE_CHECKING:
@@ -63,14 +67,12 @@ class SqliteLedger:
         except BaseException:
             self._process.end()
             raise
-        self._checkpointer = Checkpointer(path)
-        own_spill = self._spill_folder / self._process.name
+        self._file = FileWatch(path)
+        self._checkpointer = Checkpointer(path, watch=self._file)
         self._writer = Writer(
-            connection,
-            self._process.name,
+            Transactions(connection, self._process.name, file=self._file, busy_timeout_s=busy_timeout_s),
             committed=self._checkpointer.count,
-            spill=partial(spill.write, own_spill),
-            busy_timeout_s=busy_timeout_s,
+            overflow=Overflow(self._spill_folder / self._process.name, path),
             retry_delays_s=retry_delays_s,
         )
         self.forms = SqliteForms(path, self._writer, busy_timeout_s=busy_timeout_s)
@@ -88,6 +90,20 @@ class SqliteLedger:
     def pending(self) -> int:
         """Openings and settlements that are not durable yet."""
         return self._writer.pending
+
+    @property
+    def healthy(self) -> bool:
+        """See `Ledger.healthy`."""
+        return self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """See `Ledger.problem`."""
+        if self._file.lost:
+            return "the ledger's file was deleted or replaced"
+        if self._writer.failing:
+            return "the ledger refuses writes"
+        return None
 
     @property
     def failures(self) -> int:
@@ -115,10 +131,22 @@ class SqliteLedger:
         where: Mapping[str, str] | None = None,
         since_us: int = 0,
         until_us: int | None = None,
+        dearest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[ReportRow]:
         """See `Ledger.report`. Runs in a thread with a read-only connection of its own."""
         self._refuse_if_closed()
-        query = partial(self._reader.report, by, where=where, since_us=since_us, until_us=until_us)
+        query = partial(
+            self._reader.report,
+            by,
+            where=where,
+            since_us=since_us,
+            until_us=until_us,
+            dearest_first=dearest_first,
+            limit=limit,
+            offset=offset,
+        )
         return await asyncio.get_running_loop().run_in_executor(self._reports, query)
 
     async def rows(
@@ -202,17 +230,35 @@ class SqliteLedger:
             if not self._process.is_dead(file.name):
                 continue
             try:
-                rows = spill.read(file)
+                written, missing = self._take_over(file)
             except ValueError:
                 log.exception("%s: a damaged spill file stays where it is", file)
                 continue
-            step = partial(recovery.apply_spilled, rows=rows, incarnation=file.name)
-            missing = self._writer.call(step).result()
             if missing:
-                log.error("%s: %d settlements of attempts that were never opened", file, len(missing))
-            _sync(self.path.with_name(f"{self.path.name}-wal"))
+                log.error("%s: %d settlements of attempts that were never opened", file, missing)
+            sync_log(self.path)
             file.unlink()
-            log.warning("%d settlements of an earlier process are written from %s", len(rows), file)
+            log.warning("%d settlements of an earlier process are written from %s", written, file)
+
+    def _take_over(self, file: Path) -> tuple[int, int]:
+        """Write a dead process's spilled settlements; returns how many there are and how many have no row."""
+        written = missing = 0
+        for rows in spill.chunks(file, CHUNK):
+            step = partial(recovery.apply_spilled, rows=rows, incarnation=file.name)
+            missing += len(self._writer.call(step).result())
+            written += len(rows)
+        return written, missing
+
+
+def check(path: Path) -> None:
+    """Create, migrate or just open the ledger, then let go of it; LedgerError where it cannot be used."""
+    try:
+        _create_private(path)
+        schema.connect(path, busy_timeout_s=BUSY_TIMEOUT_S, synchronous="NORMAL").close()
+    except sqlite3.Error as error:
+        raise LedgerUnavailable(f"{path}: {error}") from error
+    except OSError as error:
+        raise LedgerUnavailable(f"{path}: {error.strerror}") from error
 
 
 def _create_private(path: Path) -> None:
@@ -222,12 +268,3 @@ def _create_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
-
-
-def _sync(path: Path) -> None:
-    """Force a write-ahead log to the disk: with synchronous NORMAL, a commit alone does not."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from ctxgate.gateway.demo_servers import ctxgate_command
 
 pytestmark = pytest.mark.e2e
 
+ENDED_S = 30.0
 NEEDS_PROC = pytest.mark.skipif(
     not Path("/proc/self/stat").is_file(), reason="reads the process table in /proc"
 )
@@ -113,6 +116,23 @@ def test_a_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, number: si
     assert child.returncode == 128 + number
     assert running(servers) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes that are not its own")
+@NEEDS_PROC
+def test_the_children_of_a_killed_demo_end_with_it(tmp_path: Path) -> None:
+    child = demo(tmp_path, "--once", "--turns", "40")
+    read_until(child, "gateway   http")
+    servers = children_of(child.pid)
+    assert len(servers) == 3
+    with ExitStack() as stack:
+        handles = [os.pidfd_open(pid) for pid in servers]
+        for handle in handles:
+            stack.callback(os.close, handle)
+        child.kill()
+        child.communicate()
+        for handle in handles:  # readable once the process has ended
+            assert select.select([handle], [], [], ENDED_S)[0] == [handle]
 
 
 def test_unusable_arguments_are_refused(tmp_path: Path) -> None:

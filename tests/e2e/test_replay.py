@@ -253,6 +253,8 @@ def test_without_the_local_tokenizer_there_is_no_oracle(
     ("arguments", "problem"),
     [
         (["--to", "http://127.0.0.1:9"], "no answer from http://127.0.0.1:9/v1/models"),
+        (["--to", "127.0.0.1:9"], "--to 127.0.0.1:9: must begin with http:// or https://"),
+        (["gone.jsonl", "--to", "http://127.0.0.1:9"], "gone.jsonl: there is no such file"),
         (["--to", "http://127.0.0.1:9", "--perturb", "clocks"], "unknown perturbation 'clocks'"),
         (["--to", "http://127.0.0.1:9", "--tokenizer", "/nowhere"], "no usable tokenizer and template"),
     ],

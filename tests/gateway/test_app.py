@@ -83,7 +83,7 @@ class Clock:
 async def test_gateways_k4_time_to_first_token_and_duration_are_figures_of_their_own(
     gateway: Gateway, upstream: Upstream, tokens: int
 ) -> None:
-    clock = gateway.services.now_us = Clock()
+    clock = gateway.services.steady_us = Clock()
     upstream.play(by_hand)
     async with gateway.wire() as wire:
         wire.request(body=STREAM, headers=[bearer()])
@@ -207,7 +207,7 @@ async def test_a_request_that_is_cancelled_at_the_end_of_the_grace_time_is_settl
         await until(exchange.closed.is_set)
         await gateway.quiet()
     settled = (await gateway.row()).settled
-    assert settled.outcome is Outcome.FAILED
+    assert settled.outcome is Outcome.SHUTDOWN
     assert settled.usage.output.value == 3  # 9 bytes of text at 4 bytes per token
 
 

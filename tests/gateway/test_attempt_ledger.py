@@ -25,6 +25,7 @@ class Held:
         self.opening: asyncio.Future[None] | None = None
         self.settling: asyncio.Future[bool] | None = None
         self.settled: list[Any] = []
+        self.healthy = True
 
     def open(self, row: Any) -> asyncio.Future[None]:
         done = self._ledger.open(row)
@@ -40,17 +41,28 @@ class Held:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_store_that_refuses_the_opening_refuses_the_request(
+async def test_a_store_that_refuses_the_opening_now_does_not_throw_the_answer_away(
     gateway: Gateway, upstream: Upstream, stream: bool
 ) -> None:
     ledger = Held(gateway)
     ledger.opening = asyncio.get_running_loop().create_future()
     ledger.opening.set_exception(LedgerUnavailable("disk full"))
     answer = await gateway.post(HELLO | {"stream": stream})
-    assert (answer.status, answer.error["code"]) == (503, "ledger_unavailable")
-    assert b"disk" not in answer.body
-    assert [row.outcome for row in ledger.settled] == [Outcome.FAILED]
+    assert answer.status == 200
+    (row,) = ledger.settled  # with its opening kept by the ledger, which writes both when it can
+    assert (row.outcome, row.usage.prompt) == (Outcome.COMPLETED, 40)
     await gateway.quiet()
+
+
+async def test_while_the_store_fails_no_engine_is_asked(gateway: Gateway, upstream: Upstream) -> None:
+    ledger = Held(gateway)
+    ledger.healthy = False
+    answer = await gateway.post(HELLO)
+    assert (answer.status, answer.error["code"]) == (503, "ledger_unavailable")
+    assert answer.header("retry-after") == "2"
+    assert (upstream.calls, ledger.settled) == ([], [])
+    ledger.healthy = True
+    assert (await gateway.post(HELLO)).status == 200
 
 
 async def test_no_byte_of_an_answer_leaves_before_the_attempt_is_open(
@@ -80,7 +92,7 @@ async def test_no_byte_of_an_answer_leaves_before_the_attempt_is_open(
 async def test_a_store_that_is_slow_to_settle_does_not_keep_the_answer_for_long(
     gateway: Gateway, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr("ctxgate.gateway.attempt._DURABLE_WITHIN_S", 0.02)
+    monkeypatch.setattr("ctxgate.gateway.booking._DURABLE_WITHIN_S", 0.02)
     ledger = Held(gateway)
     ledger.settling = asyncio.get_running_loop().create_future()
     answer = await gateway.post(HELLO | {"stream": stream})
@@ -95,7 +107,7 @@ async def test_an_exchange_that_runs_out_of_time_while_it_is_booked_is_answered_
     gateway: Gateway, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctxgate.gateway.attempt._AFTER_DONE_S", 0.01)
-    monkeypatch.setattr("ctxgate.gateway.attempt._DURABLE_WITHIN_S", 0.1)
+    monkeypatch.setattr("ctxgate.gateway.booking._DURABLE_WITHIN_S", 0.1)
     ledger = Held(gateway)
     ledger.settling = asyncio.get_running_loop().create_future()
     answer = await gateway.post(STREAM)

@@ -255,9 +255,10 @@ async def test_gateways_j4_a_stream_that_opens_and_dies_counts_as_a_failure_of_i
     record = gateway.services.fleet.record("standard", "standard-0")
     for count in (1, 2, 3):
         upstream.play(dies_after(2, "reset"))
-        await gateway.post(STREAM)
+        # A conversation of its own: one that fails again and again says less of the replica.
+        await gateway.post(STREAM | {"messages": [{"role": "user", "content": f"conversation {count}"}]})
         assert record.health.failures == count
-    assert not record.health.healthy(gateway.services.now_us())
+    assert not gateway.services.fleet.healthy(record)
     upstream.play(by_hand)
     async with gateway.wire() as wire:
         wire.request(body=STREAM, headers=[bearer()])

@@ -30,7 +30,10 @@ def test_a_minimal_file_gets_every_default() -> None:
     assert config.store == FOLDER / "ctxgate.db"
     assert config.docs is True
     assert config.teams == {"research": Team("research", "acme")}
-    assert config.models == {"tiny": Model("tiny", ("standard", "fast"), None)}
+    assert config.models == {
+        "tiny": Model("tiny", ("standard",), None),
+        "swift": Model("swift", ("fast",), None),
+    }
     assert config.keys == (Key("research-ci", bytes.fromhex(DIGEST), "research", "acme", frozenset()),)
     fast = config.pools["fast"]
     assert fast.replicas == (Replica("quick", "http://10.0.0.3:8000"),)
@@ -63,7 +66,7 @@ def test_every_field_can_be_set() -> None:
     text = text.replace("    replicas: [{name", "    api_key_env: FAST_KEY\n    replicas: [{name")
     text = text.replace("  fast:\n", "  fast:\n    abort: false\n    continuous_usage: true\n")
     text = text.replace("  fast:\n", "  fast:\n    usage_convention: exclusive\n")
-    text = text.replace("[standard, fast]}", "[fast], served_name: org/Tiny-1.5B}")
+    text = text.replace("[standard]}", "[fast], served_name: org/Tiny-1.5B}")
     text = text.replace(f"sha256: {DIGEST}", f"sha256: {DIGEST}, allow_engine_fields: [priority, echo]")
     config = read_text(text, {"FAST_KEY": "upstream-secret"}).config
     assert config.listen == Listen("0.0.0.0", 0)

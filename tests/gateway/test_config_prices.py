@@ -10,6 +10,8 @@ from config_texts import VALID, edited, problems, read_text
 from ctxgate.inference.rates import charge
 from ctxgate.inference.usage import Usage, measured
 
+UNIT_HINT = "is below 0.0001 USD per million tokens; is it a price per token? Here they are per million"
+TOO_FINE = "has more than nine decimals; prices are whole nano-dollars per million tokens"
 RATES_FAST = VALID[
     VALID.index("rates: {effective: 2026-01-01, usd_per_million_uncached: 1.25") : VALID.index("models:")
 ]
@@ -73,6 +75,14 @@ def test_gateways_a19_a_field_without_its_unit_is_refused() -> None:
     assert only.message.startswith("the unit stands in the name: usd_per_million_uncached,")
 
 
+def test_one_price_per_token_among_prices_per_million_is_told_before_what_follows_from_it() -> None:
+    first, second = problems(with_price("0.0000004", cached="0.04"))
+    assert first.field == "pools.fast.rates.usd_per_million_uncached"
+    assert "is it a price per token?" in first.message
+    assert second.field == "pools.fast.rates.usd_per_million_cached"
+    assert second.message.startswith("is above usd_per_million_uncached")
+
+
 def test_a_price_per_token_in_a_field_per_million_is_a_warning() -> None:
     """2.5 USD per million is 0.0000025 per token."""
     (warning,) = read_text(with_price("0.0000025")).warnings
@@ -102,9 +112,15 @@ def test_a_price_per_token_in_a_field_per_million_is_a_warning() -> None:
         ("~", "must be a number of US dollars per million tokens, but is empty"),
         ("[1]", "must be a number of US dollars per million tokens, but is a list"),
         ("0." + "0" * 80 + "1", "must be a number of US dollars per million tokens, in plain decimal digits"),
-        ("0.0000000001", "has more than nine decimals; prices are whole nano-dollars per million tokens"),
-        ("0.12345678901", "has more than nine decimals; prices are whole nano-dollars per million tokens"),
-        ("1e-10", "has more than nine decimals; prices are whole nano-dollars per million tokens"),
+        (
+            "0.0000000001",
+            f"{TOO_FINE}; it {UNIT_HINT}",
+        ),
+        ("0.12345678901", TOO_FINE),
+        (
+            "1e-10",
+            f"{TOO_FINE}; it {UNIT_HINT}",
+        ),
     ],
 )
 def test_what_is_no_price(written: str, message: str) -> None:

@@ -19,19 +19,20 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = (
         VALID.replace("0.4,", "'0.4',", 1)
         .replace("  fast:\n", "  fast:\n    abort: yes\n    retry: 3\n", 1)
-        .replace("[standard, fast]", "[standrad, fast]")
+        .replace("[standard]", "[standrad]")
         .replace("team: research,", "team: reserch,")
         + "lisen: {}\n"
     )
     assert shown(text) == [
         "c.yaml:4:62: pools.standard.rates.usd_per_million_uncached: must be a number of US dollars per "
         "million tokens, but is text; write it without quotes",
-        "c.yaml:7:12: pools.fast.abort: must be true or false, without quotes",
+        "c.yaml:7:12: pools.fast.abort: must be true or false, without quotes; "
+        "the words yes, no, on and off of YAML 1.1 are not accepted",
         "c.yaml:8:5: pools.fast.retry: is not a known field; known are replicas, rates, api_key_env, abort, "
         "continuous_usage, usage_convention",
         "c.yaml:13:18: models.tiny.pools[0]: there is no pool standrad; did you mean standard?",
-        "c.yaml:17:29: keys[0].team: there is no team reserch; did you mean research?",
-        "c.yaml:18:1: lisen: is not a known field; did you mean listen?",
+        "c.yaml:18:29: keys[0].team: there is no team reserch; did you mean research?",
+        "c.yaml:19:1: lisen: is not a known field; did you mean listen?",
     ]
 
 
@@ -46,8 +47,20 @@ def test_an_empty_mapping_lacks_what_is_required() -> None:
         ("[1, 2]", "1:1: must be a mapping, not a list"),
         ("just words", "1:1: must be a mapping, not text"),
         ("pools: {a: [}\n", "1:13: not valid YAML: "),
-        ("pools:\n\tfast: 1\n", "2:1: not valid YAML: "),
-        ("pools: 1\npools: 2: 3\n", "2:9: not valid YAML: "),
+        (
+            "pools:\n\tfast: 1\n",
+            "2:1: not valid YAML: a tab stands where only spaces may; indent with spaces",
+        ),
+        (
+            "pools: {a: 1\nb: 2\n",
+            "2:2: not valid YAML: the { of line 1 is not closed: a comma or } is missing",
+        ),
+        ("pools: [1, 2\n", "2:1: not valid YAML: the [ of line 1 is not closed: a comma or ] is missing"),
+        ("a: 1\npools: 'x\n", "3:1: not valid YAML: the quoted text that begins on line 2 is not closed"),
+        (
+            "pools: 1\npools: 2: 3\n",
+            "2:9: not valid YAML: a name and its value cannot stand here; a text with a colon needs quotes",
+        ),
         ("a: 1\n---\nb: 2\n", "2:1: not valid YAML: "),
         ("a: *nowhere\n", "1:4: not valid YAML: found undefined alias (...)"),
         ("a: \x07\n", "1:4: has a character that YAML does not allow"),
@@ -62,7 +75,7 @@ def test_text_that_is_no_yaml_mapping(text: str, problem: str) -> None:
 
 def test_repeated_keys_are_errors_with_both_lines() -> None:
     assert shown(VALID + "docs: true\ndocs: false\n") == [
-        "c.yaml:17:1: docs: appears twice; the first is on line 16"
+        "c.yaml:18:1: docs: appears twice; the first is on line 17"
     ]
     text = edited("  fast:\n", "  standard:\n")
     assert "c.yaml:6:3: pools.standard: appears twice; the first is on line 2" in shown(text)
@@ -70,11 +83,11 @@ def test_repeated_keys_are_errors_with_both_lines() -> None:
 
 def test_merge_keys_and_odd_keys_are_errors() -> None:
     assert shown(VALID + "<<: {docs: true}\n") == [
-        "c.yaml:16:1: merge keys (<<) are not supported; an alias (*name) for a whole value is"
+        "c.yaml:17:1: merge keys (<<) are not supported; an alias (*name) for a whole value is"
     ]
-    assert shown(VALID + "? [a]\n: 1\n") == ["c.yaml:16:3: a name must be text, not a list; put it in quotes"]
+    assert shown(VALID + "? [a]\n: 1\n") == ["c.yaml:17:3: a name must be text, not a list; put it in quotes"]
     assert shown(edited("research: {org", "on: {org"))[0] == (
-        "c.yaml:13:3: teams: a name must be text, not true or false; put it in quotes"
+        "c.yaml:14:3: teams: a name must be text, not true or false; put it in quotes"
     )
 
 
@@ -90,29 +103,29 @@ def test_an_alias_that_contains_itself_is_no_trap() -> None:
     ("old", "new", "problem"),
     [
         (VALID[: VALID.index("models:")], "pools: []\n", "1:8: pools: must be a mapping, not a list"),
-        ("[standard, fast]", "[]", "11:10: models.tiny.pools: must have at least one entry"),
-        ("[standard, fast]", "standard", "11:17: models.tiny.pools: must be a list, not text"),
-        ("[standard, fast]", "[fast, fast]", "11:24: models.tiny.pools[1]: names the same pool twice"),
-        ("{pools: [standard, fast]}", "{}", "11:3: models.tiny: is empty"),
-        ("{pools: [standard, fast]}", "", "11:3: models.tiny: is empty"),
+        ("[standard]", "[]", "11:10: models.tiny.pools: must have at least one entry"),
+        ("[standard]", "standard", "11:17: models.tiny.pools: must be a list, not text"),
+        ("[standard]", "[fast, fast]", "11:24: models.tiny.pools[1]: names the same pool twice"),
+        ("{pools: [standard]}", "{}", "11:3: models.tiny: is empty"),
+        ("{pools: [standard]}", "", "11:3: models.tiny: is empty"),
         (
             "organisation: acme",
             "organisation: acme, layout: on",
-            '13:42: teams.research.layout: must be "off" or "safe"',
+            '14:42: teams.research.layout: must be "off" or "safe"',
         ),
         (
             "organisation: acme",
             "organisation: acme, layout: save",
-            '13:42: teams.research.layout: must be "off" or "safe"; did you mean safe?',
+            '14:42: teams.research.layout: must be "off" or "safe"; did you mean safe?',
         ),
-        ("{organisation: acme}", "{organization: acme}", "13:14: teams.research.organization: is spelled"),
+        ("{organisation: acme}", "{organization: acme}", "14:14: teams.research.organization: is spelled"),
         (
             "acme",
             "7",
-            "13:28: teams.research.organisation: must be the name of an organisation, but is a num",
+            "14:28: teams.research.organisation: must be the name of an organisation, but is a num",
         ),
-        ("acme", '"a b"', "13:28: teams.research.organisation: the name of an organisation is 1 to 64 lett"),
-        ("id: research-ci, ", "", "15:5: keys[0].id: is missing"),
+        ("acme", '"a b"', "14:28: teams.research.organisation: the name of an organisation is 1 to 64 lett"),
+        ("id: research-ci, ", "", "16:5: keys[0].id: is missing"),
         ("  tiny:", "  'white space':", "11:3: models.<11 characters>: a model's name is 1 to 128 letters"),
         (
             '[{name: quick, url: "http://10.0.0.3:8000"}]',
@@ -210,8 +223,8 @@ def test_replica_names_are_unique_given_or_derived() -> None:
 def test_keys_with_the_same_id_or_hash_are_errors() -> None:
     text = VALID + f"  - {{id: research-ci, team: research, sha256: {DIGEST.upper()}}}\n"
     assert shown(text) == [
-        "c.yaml:16:10: keys[1].id: the same id stands on line 15",
-        "c.yaml:16:47: keys[1].sha256: the same key stands on line 15",
+        "c.yaml:17:10: keys[1].id: the same id stands on line 16",
+        "c.yaml:17:47: keys[1].sha256: the same key stands on line 16",
     ]
 
 
@@ -259,7 +272,7 @@ def test_the_ledger_must_be_a_file(value: str) -> None:
 
 
 def test_what_works_but_is_hardly_meant_is_a_warning() -> None:
-    text = VALID.replace("[standard, fast]", "[fast]").replace("10.0.0.3", "10.0.0.2")
+    text = VALID.replace("[standard]", "[fast]").replace("10.0.0.3", "10.0.0.2")
     text = text[: text.index("keys:")]
     assert [str(warning) for warning in read_text(text).warnings] == [
         "c.yaml:1:1: there is no key, so every call is refused",
@@ -268,6 +281,22 @@ def test_what_works_but_is_hardly_meant_is_a_warning() -> None:
         "one server with two prices",
     ]
     assert read_text(VALID).warnings == ()
+
+
+def test_more_than_one_pool_of_a_model_is_a_warning() -> None:
+    (warning,) = read_text(edited("[standard]", "[standard, fast]")).warnings
+    assert str(warning) == (
+        "c.yaml:11:10: models.tiny.pools: lists more than one pool: requests go to the first; "
+        "the others are not used yet"
+    )
+
+
+@pytest.mark.parametrize("word", ["yes", "no", "on", "Off"])
+def test_yaml_1_1_truth_words_are_refused_with_the_reason(word: str) -> None:
+    (only,) = problems(VALID + f"docs: {word}\n")
+    assert only.message == (
+        "must be true or false, without quotes; the words yes, no, on and off of YAML 1.1 are not accepted"
+    )
 
 
 def test_the_error_survives_pickling_and_is_a_value_error() -> None:

@@ -52,7 +52,7 @@ def test_a_value_in_place_of_the_name_of_a_variable_is_not_repeated(value: str) 
 
 def test_a_secret_in_place_of_its_hash_is_named_as_such_and_not_repeated() -> None:
     (only,) = problems(edited(DIGEST, SECRET))
-    assert (only.line, only.column, only.field) == (15, 47, "keys[0].sha256")
+    assert (only.line, only.column, only.field) == (16, 47, "keys[0].sha256")
     assert only.message.startswith(
         "looks like the secret itself. A secret never stands in this file: replace"
     )
@@ -107,7 +107,7 @@ def test_a_secret_as_the_id_of_a_key_is_refused() -> None:
         VALID + f"x: {{{SECRET}: {SECRET}\n",
         edited("research: {org", f"{SECRET}: {{org"),
         edited("team: research,", f"team: {SECRET},"),
-        edited("[standard, fast]", f"[standard, {SECRET}]"),
+        edited("[standard]", f"[standard, {SECRET}]"),
         edited("http://10.0.0.3:8000", f"http://{SECRET}@10.0.0.3"),
         edited("http://10.0.0.3:8000", f"http://10.0.0.3/?key={SECRET}"),
         edited("usd_per_million_output: 10}", f"usd_per_million_output: {SECRET}}}"),

@@ -12,7 +12,7 @@ import pytest
 
 import ctxgate
 from ctxgate.gateway.config_load import parse
-from ctxgate.gateway.demo import CASES, MODELS, Case, Compared, comparison, config_text
+from ctxgate.gateway.demo import CASES, MODELS, Case, Compared, added, comparison, config_text
 from ctxgate.gateway.demo_agent import Act, Ask, Say, Toolbox, work
 from ctxgate.gateway.demo_script import SYSTEM, review
 from ctxgate.gateway.demo_servers import ServerFailed, Servers
@@ -134,9 +134,9 @@ def test_the_configuration_loads_and_prices_both_pools(tmp_path: Path) -> None:
     text = config_text(twins, "tiny", 0, tmp_path / "l.db", "ab" * 32, date(2026, 3, 4))
     config = parse(text, file="c", folder=tmp_path, environ={}, today=date(2026, 3, 4)).config
     assert {name: pool.replicas[0].url for name, pool in config.pools.items()} == twins
-    assert {name: (model.pools[0], model.served_name) for name, model in config.models.items()} == {
-        "demo": ("standard", "tiny"),
-        "demo-fast": ("fast", "tiny"),
+    assert {name: (model.pools, model.served_name) for name, model in config.models.items()} == {
+        "demo": (("standard",), "tiny"),
+        "demo-fast": (("fast",), "tiny"),
     }
     (rates,) = config.pools["standard"].rates.versions[0]
     assert (rates.uncached, rates.cached, rates.output) == (150_000_000, 37_500_000, 600_000_000)
@@ -150,14 +150,57 @@ def sums(prompt: int, cached: int, *, cost: int = 10, error: str | None = None) 
 
 def test_equal_hits_are_called_equal() -> None:
     text = comparison([Compared(Case("standard", "plain"), sums(100, 64), sums(100, 64))], color=False)
-    assert text.splitlines()[-1] == "plain: the same prompts, the same hits, the same cost; TTFT p50 +0.0 ms"
+    assert text.splitlines()[-1] == "plain: the same prompts, the same hits, the same cost"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [
+        # quartiles 1 and 3: a median of 2 does not exceed their distance
+        ([1, 1, 2, 3, 9], "; the difference in TTFT is within noise"),
+        ([2, 2, 3, 3, 9], "; TTFT +3.0 ms"),
+        # A gateway makes no call faster, whatever the clock says.
+        ([-9, -9, -9, -9, -9], "; the difference in TTFT is within noise"),
+    ],
+)
+def test_a_difference_in_ttft_is_told_where_it_exceeds_the_interquartile_range(
+    milliseconds: list[int], words: str
+) -> None:
+    added_s = tuple(each / 1000 for each in milliseconds)
+    text = comparison([Compared(Case("fast", "x"), sums(9, 0), sums(9, 0), added_s)], color=False)
+    assert text.splitlines()[-1] == "x: the same prompts, the same hits, the same cost" + words
+
+
+def test_ttft_is_compared_request_by_request() -> None:
+    one = [
+        Played("s", "s", 3, [Measure(turn, ttft_s=ttft) for turn, ttft in ((0, 1.0), (1, 2.0), (2, None))])
+    ]
+    two = [
+        Played("s", "t", 3, [Measure(turn, ttft_s=ttft) for turn, ttft in ((1, 2.5), (0, 1.25), (2, 4.0))])
+    ]
+    assert added(one, two) == (0.25, 0.5)
+
+
+def test_what_a_habit_costs_is_told_against_the_plain_case() -> None:
+    plain, shuffled = (Case("fast", "plain"), Case("fast", "shuffled", frozenset({Perturbation.TOOL_ORDER})))
+    text = comparison(
+        [
+            Compared(plain, sums(100, 90, cost=10), sums(100, 90, cost=10)),
+            Compared(shuffled, sums(100, 40, cost=25), sums(100, 40, cost=25)),
+        ],
+        color=False,
+    )
+    assert text.splitlines()[-1] == (
+        "shuffled: the cache serves 40% of the prompt instead of 90%, and the same work costs 2.5 times as "
+        "much. Send the tools in one order."
+    )
 
 
 def test_different_hits_are_called_different() -> None:
     text = comparison(
         [Compared(Case("standard", "plain"), sums(100, 64), sums(100, 96, cost=9))], color=False
     )
-    assert text.splitlines()[-1].startswith("plain: cached tokens 64 direct, 96 through ctxgate; TTFT")
+    assert text.splitlines()[-1].startswith("plain: cached tokens 64 direct, 96 through ctxgate")
 
 
 def test_failures_make_a_case_incomparable() -> None:

@@ -76,6 +76,10 @@ def ids(messages: list[Any], tools: list[Any] | None = None) -> list[int]:
     return renderer.encode(renderer.chat_text(messages, tools))
 
 
+def compact(message: Any) -> str:
+    return json.dumps(message, separators=(",", ":"))
+
+
 def common(one: list[int], two: list[int]) -> int:
     at = 0
     while at < min(len(one), len(two)) and one[at] == two[at]:
@@ -97,7 +101,7 @@ def test_a_clock_in_prose(explain: Callable[..., tuple[int, str, str]], config: 
     renderer = PromptRenderer()
     head = renderer.chat_text(after).partition("2026-01-05T09:00:47Z")[0]
     behind = len(two) - len(renderer.encode(head))
-    offset = json.dumps(LATE).index("47Z")
+    offset = compact(LATE).index("47Z")
     assert (code, err) == (0, "")
     assert out == (
         "What b.json would miss, sent after a.json:\n"
@@ -105,7 +109,7 @@ def test_a_clock_in_prose(explain: Callable[..., tuple[int, str, str]], config: 
         "`messages[0].content` holds the time of day, which changed.\n"
         "  before: \u2026 time: 2026-01-05T09:00:00Z\n"
         "  after:  \u2026 time: 2026-01-05T09:00:47Z\n"
-        f"  volatile_in_head (clock) at messages[0].content, byte {offset} of messages[0]\n"
+        f"  volatile_in_head (clock) at messages[0].content, byte {offset} of messages[0] as compact JSON\n"
         "\n"
         f"{len(two):,} prompt tokens (counted by tiny, cached in blocks of 16):\n"
         f"  {cached:,} stay cached\n"
@@ -113,7 +117,8 @@ def test_a_clock_in_prose(explain: Callable[..., tuple[int, str, str]], config: 
         f"  {len(two) - cached - lost:,} new\n"
         f"The lost tokens cost ${usd(lost)} more, at the rates of pool standard.\n"
         "\n"
-        "Text in the head of b.json that looks as if it changes by itself:\n"
+        "Text in the head of b.json that looks as if it changes by itself. When it does, all from there to "
+        "the prompt's end is read anew, new tokens and parts of blocks included:\n"
         f"  messages[0].content: clock, 'Current time: 2026-01-05T09:00:47Z': {behind:,} tokens "
         f"(${usd(behind)}) per turn in which it changes (it did)\n"
         "\n"
@@ -180,6 +185,21 @@ def test_other_white_space_in_arguments_costs_nothing(explain: Callable[..., tup
     assert "Fix: nothing is lost with vLLM. Other engines may see the difference: keep each message" in out
 
 
+def test_other_white_space_in_the_files_does_not_hide_the_real_change(
+    explain: Callable[..., tuple[int, str, str]],
+) -> None:
+    edited = {"role": "system", "content": RULES + "Never guess."}
+    wide = json.dumps({"model": "tiny", "messages": [edited, *TALK]}, indent=4).encode()
+    _, out, _ = explain([STILL, *TALK], wide, "--json")
+    report = json.loads(out)
+    assert report["first"] == report["effective"]
+    assert (report["first"]["kind"], report["first"]["field"]) == ("system_changed", "messages[0].content")
+    assert report["first"]["offset"] == compact(STILL).index('"}')
+    wide = json.dumps({"model": "tiny", "messages": [STILL, *TALK]}, indent=4).encode()
+    _, out, _ = explain([STILL, *TALK], wide, "--json")
+    assert json.loads(out)["first"]["kind"] == "extends"
+
+
 def test_the_first_difference_that_reaches_the_prompt_is_named_beside_the_first(
     explain: Callable[..., tuple[int, str, str]],
 ) -> None:
@@ -223,9 +243,9 @@ def test_without_a_tokenizer_bytes_are_counted_and_marked(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     before, after = [EARLY, *TALK], [LATE, *TALK, *MORE]
     code, out, _ = explain(before, after)
-    total = sum(len(json.dumps(message)) for message in after)
-    kept = json.dumps(LATE).index("47Z")
-    lost = len('Z"}') + sum(len(json.dumps(message)) for message in TALK)
+    total = sum(len(compact(message)) for message in after)
+    kept = compact(LATE).index("47Z")
+    lost = len('Z"}') + sum(len(compact(message)) for message in TALK)
     tokens = [-(-size // 4) for size in (total, kept, kept + lost)]
     assert code == 0
     assert f"~{tokens[0]:,} prompt tokens (estimated at 4 bytes a token):\n" in out
@@ -295,7 +315,9 @@ def test_files_and_configurations_that_are_missing_or_do_not_fit(
     other = json.dumps({"model": "gpt", "messages": [STILL]}).encode()
     code, _, err = explain(other, other, "-c", config)
     assert code == 2
-    assert err == f"ctxgate explain: {config}: the second request's model is not in it; known are tiny\n"
+    assert (
+        err == f"ctxgate explain: {config}: the second request's model is not in it; known are swift, tiny\n"
+    )
 
 
 def test_the_dearer_tier_of_a_long_prompt_prices_a_miss() -> None:

@@ -1,29 +1,52 @@
-"""What the process knows of its replicas: open attempts given back on every way out, health by outcome."""
+"""What the process knows of its replicas: open attempts given back on every way out, health, windows."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import dataclass
 
 import pytest
 
 from ctxgate.gateway.config import Pool, Replica
 from ctxgate.gateway.fleet import Fleet
-from ctxgate.gateway.ledger import Outcome
+from ctxgate.inference.finding import Finding
+from ctxgate.inference.probe import Probe
 from ctxgate.inference.rates import RateCard
-from ctxgate.routing.health import THRESHOLD
+from ctxgate.routing.health import COOL_DOWN_US, THRESHOLD, Health, Sign
 from support.gateway import RATES
 
-NOW = 1_796_040_000_000_000
 CARD = RateCard(((RATES,),))
 
 
+@dataclass(slots=True)
+class Clock:
+    """Stands still unless the test moves it."""
+
+    us: int = 1_796_040_000_000_000
+
+    def __call__(self) -> int:
+        return self.us
+
+
 @pytest.fixture
-def fleet() -> Fleet:
+def clock() -> Clock:
+    """The fleet's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def pools() -> dict[str, Pool]:
     """Two pools with a replica name in common."""
-    return Fleet(
-        {
-            "fast": Pool("fast", (Replica("one", "http://a"), Replica("two", "http://b")), CARD),
-            "slow": Pool("slow", (Replica("one", "http://c"),), CARD),
-        }
-    )
+    return {
+        "fast": Pool("fast", (Replica("one", "http://a"), Replica("two", "http://b")), CARD),
+        "slow": Pool("slow", (Replica("one", "http://c"),), CARD),
+    }
+
+
+@pytest.fixture
+def fleet(pools: dict[str, Pool], clock: Clock) -> Fleet:
+    """The fleet of these pools."""
+    return Fleet(pools, clock)
 
 
 def test_a_count_is_given_back_also_when_the_block_fails(fleet: Fleet) -> None:
@@ -38,43 +61,63 @@ def test_a_count_is_given_back_also_when_the_block_fails(fleet: Fleet) -> None:
     assert all(record.in_flight == 0 for record in fleet.records())
 
 
-@pytest.mark.parametrize(
-    ("outcome", "effect"),
-    [
-        (Outcome.COMPLETED, "success"),
-        (Outcome.REJECTED, "success"),
-        (Outcome.UPSTREAM_ERROR, "failure"),
-        (Outcome.TRUNCATED, "failure"),
-        (Outcome.UNREACHABLE, "failure"),
-        (Outcome.OVERLOADED, "none"),
-        (Outcome.CLIENT_DISCONNECTED, "none"),
-        (Outcome.FAILED, "none"),
-        (Outcome.CRASHED, "none"),
-    ],
-)
-def test_what_each_outcome_says_of_a_replica(fleet: Fleet, outcome: Outcome, effect: str) -> None:
+def test_the_end_of_an_attempt_counts_at_its_own_replica_only(fleet: Fleet) -> None:
+    fleet.ended("fast", "one", Sign.LOST, b"a")
+    fleet.ended("fast", "one", Sign.FAULT, b"b")
+    assert fleet.record("fast", "one").health.failures == 2
+    assert fleet.record("fast", "two").health == fleet.record("slow", "one").health == Health()
+    fleet.ended("fast", "one", Sign.WELL, b"c")
+    assert fleet.record("fast", "one").health == Health()
+
+
+def test_half_open_one_attempt_at_a_time_and_its_every_end_lets_the_next_one_try(
+    fleet: Fleet, clock: Clock
+) -> None:
     record = fleet.record("fast", "one")
-    fleet.ended("fast", "one", Outcome.TRUNCATED, NOW)
-    fleet.ended("fast", "one", outcome, NOW)
-    assert record.health.failures == {"success": 0, "failure": 2, "none": 1}[effect]
-    assert fleet.record("slow", "one").health.failures == 0
+    with fleet.taken("fast", "one"):  # began before the breaker opened: no trial
+        for _ in range(THRESHOLD):
+            fleet.ended("fast", "one", Sign.REFUSED, b"a")
+        assert not fleet.healthy(record)
+        clock.us += COOL_DOWN_US
+        assert fleet.healthy(record)
+        with fleet.taken("fast", "one"):
+            assert not fleet.healthy(record)
+            with fleet.taken("fast", "one"):  # sent there all the same
+                pass
+            assert not fleet.healthy(record)
+        assert fleet.healthy(record)
+    assert fleet.healthy(record)
+
+
+def test_the_breaker_goes_by_a_clock_that_never_steps_back(
+    pools: dict[str, Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(pools)
+    for _ in range(THRESHOLD):
+        fleet.ended("fast", "one", Sign.REFUSED, b"a")
+    record = fleet.record("fast", "one")
+    monkeypatch.setattr(time, "time_ns", lambda: 0)  # the time of day steps back by decades
+    elapsed = time.monotonic_ns() + COOL_DOWN_US * 1000
+    assert not fleet.healthy(record)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: elapsed)
+    assert fleet.healthy(record)
 
 
 def test_routing_a4_probes_do_not_touch_the_load(fleet: Fleet) -> None:
     with fleet.taken("fast", "one"):
         for _ in range(20):
-            fleet.probed("fast", "one", ok=True, windows={"m": 10})
-            fleet.probed("fast", "one", ok=False, windows={})
+            fleet.probed("fast", "one", Probe(Finding.WELL, {"m": 10}))
+            fleet.probed("fast", "one", Probe(Finding.REFUSED))
         assert fleet.record("fast", "one").in_flight == 1
 
 
 def test_the_snapshot_is_what_the_router_decides_on(fleet: Fleet) -> None:
     pools = [record.pool for record in fleet.records()]
     for _ in range(THRESHOLD):
-        fleet.ended("fast", "two", Outcome.UNREACHABLE, NOW)
-    fleet.probed("slow", "one", ok=False, windows={})
+        fleet.ended("fast", "two", Sign.REFUSED, b"a")
+    fleet.probed("slow", "one", Probe(Finding.UNWELL))
     with fleet.taken("fast", "one"):
-        snapshot = fleet.snapshot((pools[0], pools[2]), NOW)
+        snapshot = fleet.snapshot((pools[0], pools[2]))
     assert [(s.pool, s.name, s.healthy, s.in_flight) for s in snapshot] == [
         ("fast", "one", True, 1),
         ("fast", "two", False, 0),
@@ -85,10 +128,13 @@ def test_the_snapshot_is_what_the_router_decides_on(fleet: Fleet) -> None:
 def test_the_window_is_the_largest_reported_and_survives_a_failed_probe(fleet: Fleet) -> None:
     pools = [record.pool for record in fleet.records()]
     assert fleet.window(pools, "m") is None
-    fleet.probed("fast", "one", ok=True, windows={"m": 4096, "other": 1})
-    fleet.probed("fast", "two", ok=True, windows={"m": None})
-    fleet.probed("slow", "one", ok=True, windows={"m": 8192})
+    fleet.probed("fast", "one", Probe(Finding.WELL, {"m": 4096, "other": 1}))
+    fleet.probed("fast", "two", Probe(Finding.WELL, {"m": None}))
+    fleet.probed("slow", "one", Probe(Finding.WELL, {"m": 8192}))
     assert fleet.window(pools, "m") == 8192
     assert fleet.window(pools[:1], "m") == 4096
-    fleet.probed("slow", "one", ok=False, windows={})
+    fleet.probed("slow", "one", Probe(Finding.UNWELL))
+    fleet.probed("slow", "one", Probe(Finding.WELL))  # its models were not told
     assert fleet.window(pools, "m") == 8192
+    fleet.probed("slow", "one", Probe(Finding.WELL, {"m": 2048}))
+    assert fleet.window(pools, "m") == 4096

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ctxgate.gateway.http_protocol import MAX_PIPELINED, HttpProtocol
+from ctxgate.gateway.ledger import Outcome
 from support.client import CHAT
-from support.gateway import HELLO, bearer, until
+from support.gateway import HELLO, STREAM, bearer, until
+from support.upstream import by_hand
 
 if TYPE_CHECKING:
     from support.gateway import Gateway
     from support.upstream import Upstream
 
 pytestmark = pytest.mark.integration
+
+
+def only_connection(gateway: Gateway) -> HttpProtocol:
+    """The gateway's side of the one open connection."""
+    (connection,) = gateway.state.connections
+    assert isinstance(connection, HttpProtocol)
+    return connection
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
@@ -58,6 +69,103 @@ async def test_a_websocket_is_answered_by_http(gateway: Gateway) -> None:
         wire.request("/v1/realtime", None, [bearer(), ("upgrade", "websocket"), ("connection", "Upgrade")])
         answer = await wire.answer()
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
+
+
+async def test_very_many_pipelined_upgrades_are_answered_one_by_one(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    offer = b"GET /health HTTP/1.1\r\nhost: g\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    async with gateway.wire() as wire:
+        wire.send(offer * 2000 + b"GET /nowhere HTTP/1.1\r\nhost: g\r\n\r\n")
+        for _ in range(2000):
+            assert (await wire.answer()).status == 200
+        assert (await wire.answer()).status == 404
+    assert not caplog.records
+
+
+async def test_an_upgrade_is_followed_by_bytes_that_are_no_request(gateway: Gateway) -> None:
+    offer = b"GET /health HTTP/1.1\r\nhost: g\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    async with gateway.wire() as wire:
+        wire.send(offer + b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert (await wire.answer()).status == 400
+    await until(lambda: not gateway.state.connections)
+
+
+@pytest.mark.parametrize("count", [1, MAX_PIPELINED])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_after_pipelining_more_requests_is_noticed(
+    gateway: Gateway, upstream: Upstream, count: int, stream: bool
+) -> None:
+    upstream.play(by_hand)
+    async with gateway.wire() as wire:
+        wire.request(body=STREAM if stream else HELLO, headers=[bearer()])
+        exchange = await upstream.next_call()
+        if stream:
+            exchange.head()
+            exchange.text("a ")
+            await wire.head()
+        for _ in range(count):
+            wire.request(body=HELLO, headers=[bearer()])
+        connection = only_connection(gateway)
+        await until(lambda: len(connection.pipeline) == count)
+    await until(exchange.aborted.is_set)
+    exchange.end_aborted() if stream else exchange.answer("abort")
+    await gateway.quiet()
+    assert (await gateway.row()).settled.outcome is Outcome.CLIENT_DISCONNECTED
+    assert len(upstream.calls) == 1  # what was waiting behind it is not begun
+
+
+async def test_no_more_than_a_few_requests_are_read_ahead(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.play(by_hand)
+    async with gateway.wire() as wire:
+        wire.request(body=HELLO, headers=[bearer()])
+        exchange = await upstream.next_call()
+        connection = only_connection(gateway)
+        for _ in range(MAX_PIPELINED):
+            wire.request("/health")
+        await until(lambda: len(connection.pipeline) == MAX_PIPELINED)
+        assert not connection.flow.read_paused
+        wire.request("/health")
+        await until(lambda: connection.flow.read_paused)
+        exchange.answer()
+        for _ in range(MAX_PIPELINED + 2):
+            assert (await wire.answer()).status == 200
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"])
+async def test_http_1_0_gets_a_stream_that_ends_with_the_connection(
+    gateway: Gateway, upstream: Upstream, more: bytes
+) -> None:
+    upstream.play(by_hand)
+    body = json.dumps(STREAM).encode()
+    async with gateway.wire() as wire:
+        head = f"POST {CHAT} HTTP/1.0\r\nauthorization: {bearer()[1]}\r\ncontent-length: {len(body)}\r\n"
+        wire.send(head.encode() + more + b"\r\n" + body)
+        exchange = await upstream.next_call()
+        exchange.head()
+        exchange.text("first")
+        answer = await wire.head()
+        assert (answer.header("transfer-encoding"), answer.header("content-length")) == ("", "")
+        assert answer.header("connection") == "close"
+        event = await asyncio.wait_for(wire.reader.readuntil(b"\n\n"), 10)  # it comes as it is made
+        assert json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == "first"
+        exchange.chunk({}, "stop")
+        exchange.usage_chunk()
+        exchange.done()
+        rest = await asyncio.wait_for(wire.reader.read(), 10)
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert all(part.startswith(b"data: ") for part in rest.split(b"\n\n")[:-1])
+    assert (await gateway.row()).settled.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(("method", "length"), [("GET", 15), ("HEAD", 0)])
+async def test_http_1_0_gets_a_known_length_as_it_is(gateway: Gateway, method: str, length: int) -> None:
+    path = "/health" if method == "GET" else "/"
+    async with gateway.wire() as wire:
+        wire.send(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+        answer = await wire.answer()
+        assert (answer.status, answer.header("content-length")) == (200, str(length))
+        assert await wire.closed()
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,56 @@ def test_a_completions_root_is_in_the_head_of_the_prompt() -> None:
     assert root([1, 2, 3]) != root([1, 2, 4])
 
 
+def test_the_root_of_a_conversation_without_a_user_is_in_its_first_64_messages() -> None:
+    def root(messages: list[dict[str, str]]) -> bytes:
+        return conversation_root(inbound(messages=messages), KEY)
+
+    said = [{"role": "assistant", "content": str(number)} for number in range(64)]
+    assert root(said) == root([*said, {"role": "user", "content": "x"}])
+    assert root(said) != root([*said[:63], {"role": "user", "content": "x"}])
+    assert root(said) != root(said[:63])
+
+
+def test_the_root_of_a_conversation_without_a_user_ends_with_the_message_past_1_mib() -> None:
+    def root(*contents: str) -> bytes:
+        messages = [{"role": "assistant", "content": content} for content in contents]
+        return conversation_root(inbound(messages=messages), KEY)
+
+    half, more = "x" * 2**19, "y" * 2**19
+    assert root(half, more) == root(half, more, "z")  # with their frames, the two are longer than 1 MiB
+    assert root(half, more) != root(half, more[:-1] + "z")
+    assert root(half, "y") != root(half, "y", "z")
+
+
+def test_the_root_of_an_embedding_is_in_whatever_is_embedded() -> None:
+    def root(**body: Any) -> bytes:
+        return conversation_root(inbound(surface=Surface.EMBEDDINGS, **body), KEY)
+
+    other = [{"role": "user", "content": "other"}]
+    assert root(messages=MESSAGES) == root(messages=other)  # `input` is there, and counts
+    assert root(input=None, messages=MESSAGES) != root(input=None, messages=other)
+    assert conversation_root(inbound(surface=Surface.COMPLETIONS, prompt=None, prompt_embeds="A"), KEY) != (
+        conversation_root(inbound(surface=Surface.COMPLETIONS, prompt=None, prompt_embeds="B"), KEY)
+    )
+
+
+@pytest.mark.parametrize("header", ["x-ctxgate-task", "x-task-id", "session-id", "helicone-session-id"])
+@pytest.mark.parametrize("name", ["\u00fcbersicht", "\u65e5\u672c", "a\u2014b", "\U0001f680", "plain"])
+def test_a_task_header_in_utf_8_names_the_same_task_as_the_metadata(header: str, name: str) -> None:
+    sent = {header: name.encode().decode("latin-1")}  # as `read_headers` gives it
+    assert task(sent).name == task(metadata={"task_id": name}).name == name
+
+
+def test_a_task_header_that_is_no_utf_8_is_latin_1() -> None:
+    assert task({"x-ctxgate-task": "\u00fcbersicht"}).name == "\u00fcbersicht"
+
+
+@pytest.mark.parametrize("name", ["\u00a0", "\u200b", "\u2028", "\u00fc" * (MAX_TASK + 1), "a\u0085"])
+def test_a_task_header_is_judged_by_its_text(name: str) -> None:
+    with pytest.raises(Refused):
+        task({"x-ctxgate-task": name.encode().decode("latin-1")})
+
+
 @given(st.dictionaries(st.sampled_from(["authorization", "x-api-key", "api-key"]), st.text(max_size=12)))
 def test_only_one_known_secret_in_its_place_gives_a_key(headers: dict[str, str]) -> None:
     shown = {value.partition(" ")[2] if name == "authorization" else value for name, value in headers.items()}

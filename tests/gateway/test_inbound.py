@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxgate.gateway.errors import Kind, Refused, body_of
 from ctxgate.gateway.flow import Surface
-from ctxgate.gateway.inbound import check_engine_fields, read_inbound
+from ctxgate.gateway.inbound import MAX_MESSAGES, check_engine_fields, read_inbound
 from ctxgate.inference import wire
 from support.behaviours import plays
 from support.client import CHAT
@@ -49,7 +49,12 @@ WRONG: list[tuple[Surface, dict[str, Any], Kind, str]] = [
     (C, {"messages": [[]]}, Kind.INVALID_VALUE, "messages[0]"),
     (T, {"prompt": ...}, Kind.MISSING_FIELD, "prompt"),
     (T, {"prompt": None}, Kind.MISSING_FIELD, "prompt"),
+    (T, {"prompt": None, "prompt_embeds": None}, Kind.MISSING_FIELD, "prompt"),
+    (T, {"prompt": None, "prompt_embeds": "AAAA"}, Kind.FORBIDDEN_FIELD, "prompt_embeds"),
     (E, {"input": ...}, Kind.MISSING_FIELD, "input"),
+    (E, {"input": None, "messages": None}, Kind.MISSING_FIELD, "input"),
+    (E, {"input": ..., "messages": []}, Kind.INVALID_VALUE, "messages"),
+    (E, {"input": ..., "messages": ["hi"]}, Kind.INVALID_VALUE, "messages[0]"),
     (E, STREAMED, Kind.INVALID_VALUE, "stream"),
     *[(C, {"stream": value}, Kind.INVALID_VALUE, "stream") for value in NO_FLAG],
     (C, {"stream_options": {"include_usage": True}}, Kind.INVALID_VALUE, "stream_options"),
@@ -183,6 +188,39 @@ def test_a_large_body_of_very_many_empty_parts_is_refused_unparsed(
     with pytest.raises(Refused) as refused:
         read_inbound("r", Surface.CHAT, {}, raw, 0)
     assert refused.value.kind is Kind.BODY_TOO_LARGE
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b"0", b'{"role":"user"}'])
+@pytest.mark.parametrize("surface", [Surface.CHAT, Surface.EMBEDDINGS])
+def test_the_number_of_messages_is_bounded_before_they_are_looked_at(surface: Surface, part: bytes) -> None:
+    raw = b'{"model":"m","messages":[%s]}' % b",".join([part] * (MAX_MESSAGES + 1))
+    assert len(raw) < 2**23
+    with pytest.raises(Refused) as refused:
+        read_inbound("r", surface, {}, raw, 0)
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+    assert "65536" in refused.value.message
+
+
+def test_as_many_messages_as_the_bound_allows_are_taken_and_the_first_wrong_one_is_named() -> None:
+    parts = [b"{}"] * MAX_MESSAGES
+    raw = b'{"model":"m","messages":[%s]}'
+    inbound = read_inbound("r", Surface.CHAT, {}, raw % b",".join(parts), 0)
+    assert len(inbound.messages) == 65_536
+    parts[70] = parts[900] = b"1"
+    with pytest.raises(Refused) as refused:
+        read_inbound("r", Surface.CHAT, {}, raw % b",".join(parts), 0)
+    assert refused.value.param == "messages[70]"
+
+
+async def test_vllms_own_ways_to_give_a_prompt_reach_the_engine(
+    upstream: Upstream, start_gateway: Callable[..., Awaitable[Gateway]]
+) -> None:
+    gateway = await start_gateway(upstream, granted=frozenset({"prompt_embeds"}))
+    embedded = {"model": MODEL, "messages": HELLO["messages"]}
+    given = {"model": MODEL, "prompt": None, "prompt_embeds": "AAAA"}
+    assert (await gateway.post(embedded, PATHS[E])).status == 200
+    assert (await gateway.post(given, PATHS[T])).status == 200
+    assert [call.document for call in upstream.calls] == [embedded, given]
 
 
 def test_a_large_image_is_no_such_body() -> None:

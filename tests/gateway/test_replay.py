@@ -136,9 +136,7 @@ def test_report_tells_stops_failures_and_assumptions() -> None:
         measure(0, 100, 0, oracle=0), Measure(1, error="HTTP 503: busy"), name="long", recorded=9
     )
     stopped.stopped = "the next prompt no longer fits 2048 tokens"
-    text = report(
-        [stopped, played(measure(0, 100, 0, oracle=0), name="short")], approximate=True, color=False
-    )
+    text = report([stopped, played(measure(0, 100, 32, oracle=48), name="short")], assumed=True, color=False)
     assert "\x1b" not in text
     assert "long: 2 of 9 requests: the next prompt no longer fits 2048 tokens" in text
     assert "long, request 2 failed: HTTP 503: busy" in text
@@ -148,7 +146,25 @@ def test_report_tells_stops_failures_and_assumptions() -> None:
 
 
 def test_colour_only_where_asked() -> None:
-    assert "\x1b[1m" in report([played(measure(0, 1, 0))], approximate=False, color=True)
+    assert "\x1b[1m" in report([played(measure(0, 1, 0))], assumed=False, color=True)
+
+
+def test_an_assumed_block_size_that_the_hits_confirm_needs_no_remark() -> None:
+    text = report(
+        [played(measure(0, 100, 0, oracle=0), measure(1, 200, 96, oracle=96))], assumed=True, color=False
+    )
+    assert "~" not in text
+
+
+def test_hits_above_the_oracle_are_a_warm_server() -> None:
+    cold = [played(measure(0, 100, 0, oracle=0))]
+    warm = [played(measure(0, 100, 80, oracle=0), measure(1, 200, 96, oracle=96))]
+    remark = (
+        "cached/oracle is above what this run can reach by itself: the server was warm, "
+        "it had these prompts from before this run"
+    )
+    assert report(warm, assumed=True, color=False).splitlines()[-1] == remark
+    assert remark not in report(cold, assumed=False, color=False)
 
 
 class Terminal(io.StringIO):

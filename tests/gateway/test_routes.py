@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway.flow import PATHS
+from ctxgate.inference.finding import Finding
+from ctxgate.inference.probe import Probe
 from support.gateway import BETA, FORGED, HELLO, bearer, until
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     [
         ("GET", "/nowhere", True, 404, "unknown_url"),
         ("POST", "/v1/responses", True, 404, "unknown_url"),
-        ("GET", "/", True, 405, "method_not_allowed"),
+        ("POST", "/", True, 405, "method_not_allowed"),
         ("POST", "/v1/models", True, 405, "method_not_allowed"),
         ("DELETE", "/v1/usage", True, 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", True, 405, "method_not_allowed"),
@@ -113,7 +115,7 @@ async def test_ready_follows_the_replicas(gateway: Gateway, upstream: Upstream) 
     await until(lambda: record.windows)
     ready = await gateway.get("/ready", ())
     assert (ready.status, ready.document["pools"]) == (200, {"standard": {"replicas": 1, "healthy": 1}})
-    gateway.services.fleet.probed("standard", "standard-0", ok=False, windows={})
+    gateway.services.fleet.probed("standard", "standard-0", Probe(Finding.UNWELL))
     answer = await gateway.get("/ready", ())
     assert (answer.status, answer.document["status"]) == (503, "not ready")
     assert (await gateway.get("/health", ())).status == 200
@@ -155,9 +157,36 @@ async def test_the_documentation_needs_no_other_host_and_describes_the_metered_p
     assert "security" not in document["paths"]["/health"]["get"]
 
 
+async def test_the_description_tells_of_every_header_that_the_gateway_reads_or_sends(gateway: Gateway) -> None:
+    document = (await gateway.get("/openapi.json", ())).document
+    sent = {name for name, _ in (await gateway.post(HELLO)).headers if name.startswith("x-")}
+    assert sent == {"x-request-id", "x-ctxgate-pool", "x-ctxgate-replica", "x-ctxgate-task", "x-ctxgate-cost"}
+    for path in PATHS:
+        operation = document["paths"][path]["post"]
+        layout = next(one for one in operation["parameters"] if one["name"] == "x-ctxgate-layout")
+        assert layout["schema"]["enum"] == ["off", "safe"]
+        assert "x-ctxgate-task" in {one["name"] for one in operation["parameters"]}
+        assert sent | {"x-ctxgate-layout"} == set(operation["responses"]["200"]["headers"])
+        assert set(operation["responses"]["408"]["headers"]) == {"x-request-id"}
+
+
+async def test_a_newcomer_is_led_to_the_documentation(gateway: Gateway) -> None:
+    root = await gateway.get("/", ())
+    assert (root.status, root.header("location")) == (307, "/docs")
+    assert (await gateway.get("/docs/", ())).body == (await gateway.get("/docs", ())).body
+    assert "/docs" in (await gateway.get("/nowhere", ())).error["message"]
+
+
+async def test_without_documentation_nothing_leads_to_it(upstream: Upstream, start_gateway: Start) -> None:
+    gateway = await start_gateway(upstream, docs=False)
+    root = await gateway.get("/", ())
+    assert (root.status, root.document) == (200, {"service": "ctxgate"})
+    assert "/docs" not in (await gateway.get("/nowhere", ())).error["message"]
+
+
 async def test_the_documentation_can_be_switched_off(upstream: Upstream, start_gateway: Start) -> None:
     gateway = await start_gateway(upstream, docs=False)
-    for path in ("/docs", "/openapi.json", "/docs/assets/swagger-ui.css", "/redoc"):
+    for path in ("/docs", "/docs/", "/openapi.json", "/docs/assets/swagger-ui.css", "/redoc"):
         assert (await gateway.get(path, ())).error["code"] == "unknown_url"
 
 

@@ -13,6 +13,7 @@ import pytest
 from ctxgate.gateway.ledger import InvalidRow, LedgerUnavailable
 from ctxgate.gateway.stores.checkpoint import EVERY, Checkpointer
 from ctxgate.gateway.stores.sqlite import SqliteLedger
+from ctxgate.gateway.stores.watch import FileWatch
 from support.ledgers import opened, price, settled
 from support.sqlite_ledger import Locked, failed_again, hold
 
@@ -137,7 +138,7 @@ def test_the_log_moves_into_the_database_after_so_many_operations(
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE t (x)")
         before = path.stat().st_size
-        checkpointer = Checkpointer(path, every=10)
+        checkpointer = Checkpointer(path, watch=FileWatch(path), every=10)
         for number in operations:
             checkpointer.count(number)
         checkpointer.stop()

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ctxgate.inference.client import Dropped, Unreachable, UpstreamClient
+from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe, probe, windows_of
 from support.behaviours import RESET, plays
 from support.gateway import until
 from support.upstream import by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from support.upstream import Exchange, Upstream
 
@@ -86,13 +87,12 @@ async def test_gateways_c8_what_arrived_before_a_break_is_handed_out(
         await until(lambda: exchange.connection not in upstream.open)
         for _ in range(5):
             await asyncio.sleep(0)  # both the bytes and the break have been seen by now, or soon will be
-        chunks = response.chunks()
         received = b""
         while len(received) < len(b"onetwo"):
-            received += await anext(chunks)
+            received += await response.next_chunk()
         assert received == b"onetwo"
         with pytest.raises(Dropped):
-            await anext(chunks)
+            await response.next_chunk()
 
 
 async def test_a_broken_chunk_is_dropped(client: UpstreamClient, upstream: Upstream) -> None:
@@ -159,12 +159,29 @@ async def test_abort_at_a_dead_replica_is_no_error(client: UpstreamClient, upstr
 
 
 async def test_a_probe_sees_health_and_windows(client: UpstreamClient, upstream: Upstream) -> None:
-    assert await probe(client, upstream.url, {}, 5.0) == Probe(True, {"m": 4096})
+    assert await probe(client, upstream.url, {}, 5.0) == Probe(Finding.WELL, {"m": 4096})
     upstream.health_status = 503
-    assert await probe(client, upstream.url, {}, 5.0) == Probe(False)
+    assert await probe(client, upstream.url, {}, 5.0) == Probe(Finding.UNWELL)
     await upstream.stop()
-    assert await probe(client, upstream.url, {}, 5.0) == Probe(False)
+    assert await probe(client, upstream.url, {}, 5.0) == Probe(Finding.REFUSED)
     await upstream.start()
+
+
+@pytest.mark.parametrize("fate", [lambda _: None, lambda exchange: exchange.reset()], ids=["slow", "reset"])
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/health", Probe(Finding.SILENT)), ("/v1/models", Probe(Finding.WELL))]
+)
+async def test_an_endpoint_that_gives_no_answer_is_silent_and_only_health_decides(
+    client: UpstreamClient,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    fate: Callable[[Exchange], None],
+    path: str,
+    expected: Probe,
+) -> None:
+    take = upstream.take
+    monkeypatch.setattr(upstream, "take", lambda call: fate(call) if call.path == path else take(call))
+    assert await probe(client, upstream.url, {}, 0.2) == expected
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"{", b"", b"\xff", b'"x"', b"null"])
@@ -172,7 +189,7 @@ async def test_a_models_document_that_is_none_leaves_a_replica_well(
     client: UpstreamClient, upstream: Upstream, raw: bytes
 ) -> None:
     upstream.models = raw
-    assert await probe(client, upstream.url, {}, 5.0) == Probe(True, {})
+    assert await probe(client, upstream.url, {}, 5.0) == Probe(Finding.WELL)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,18 @@ def test_a_window_larger_than_the_cache_is_refused(capsys: pytest.CaptureFixture
     assert "65 blocks of 32 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("package", ["jinja2", "tokenizers"])
+def test_a_missing_extra_is_told_in_one_line(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["twin"]) == 2
+    assert capsys.readouterr().err == (
+        f"ctxgate twin: {package} is missing; the twin needs the extra `twin`: pip install '.[twin]' in a "
+        "checkout, pip install 'ctxgate[twin]' elsewhere\n"
+    )
+
+
 def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["twin", "--port", str(taken.getsockname()[1])]) == 1

@@ -1,0 +1,57 @@
+"""What the writer's queue carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import asyncio
+    import sqlite3
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future as ThreadFuture
+
+    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An opening row to insert."""
+
+    row: AttemptOpened
+    future: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A settlement to write."""
+
+    row: AttemptSettled
+    future: asyncio.Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to run in a transaction of its own."""
+
+    function: Callable[[sqlite3.Connection], object]
+    future: ThreadFuture[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end: nothing comes after it."""
+
+
+Operation: TypeAlias = Open | Settle | Call
+
+
+def settled_before_opened(batch: Iterable[Open | Settle]) -> bool:
+    """Whether a settlement was queued before the opening of its attempt, which is its caller's defect."""
+    settled: set[str] = set()
+    for operation in batch:
+        if isinstance(operation, Settle):
+            settled.add(operation.row.attempt_id)
+        elif operation.row.attempt_id in settled:
+            return True
+    return False

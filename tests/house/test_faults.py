@@ -1,0 +1,39 @@
+"""docs/faults.md says of each kind of fault which files test it; here that is held against the tests."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "faults.md"
+ROW = re.compile(r"^\| gateways-([A-Z]\d+) \| [A-Z][^|]+\. \| ([^|]+) \|$", re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)\)")
+# A test names the rows that it covers right behind `gateways`: test_gateways_a11_a13_...
+NAMED = re.compile(r"^(?:async )?def test_gateways((?:_[a-z]\d+)+)_", re.MULTILINE)
+
+
+def listed() -> dict[str, set[str]]:
+    """The test files of each row of the page."""
+    return {row: set(LINK.findall(tests)) for row, tests in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+
+
+def named() -> dict[str, set[str]]:
+    """The files whose tests carry a row in their name."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for rows in NAMED.findall(path.read_text(encoding="utf-8")):
+            for row in rows.strip("_").split("_"):
+                files[row.upper()].add(path.relative_to(ROOT).as_posix())
+    return files
+
+
+def test_every_line_of_the_table_is_read() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert len(listed()) == sum(line.startswith("| gateways-") for line in lines) > 0
+
+
+def test_every_row_names_exactly_the_files_that_test_it() -> None:
+    tests = named()
+    assert listed() == {row: tests.get(row, set()) for row in listed()}
