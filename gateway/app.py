@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.edge import ClientGone, Reply, read_body, read_headers
+from ctxgate.gateway.edge import WHEN_LEFT, ClientGone, Reply, Stopping, read_body, read_headers
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.flow import PATHS
@@ -57,7 +57,7 @@ class Application:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.services: Services | None = None
-        self.stopping = asyncio.Event()
+        self.stopping = Stopping()
         self._keys = KeyRing(config.keys)
         self._rest: FastAPI = management(self)
         self._rest.router.lifespan_context = self._lifespan
@@ -129,9 +129,9 @@ class Application:
         received_at_us = services.now_us()
         headers = read_headers(scope["headers"])
         authenticate(headers, self._keys.find)  # before the body: a stranger's body is not worth reading
-        raw = await read_body(receive, headers, self.config.limits.max_body_bytes)
+        raw = await read_body(receive, headers, self.config.limits.max_body_bytes, self.stopping)
         inbound = read_inbound(request_id, surface, headers, raw, received_at_us)
-        reply.watch()
+        reply.watch(scope.get("extensions", {}).get(WHEN_LEFT))
         await Pipeline(services).serve(inbound, reply)
 
     @asynccontextmanager

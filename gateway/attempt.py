@@ -25,6 +25,7 @@ from ctxgate.gateway.edge import EVENT_STREAM, JSON
 from ctxgate.gateway.errors import Kind, Refused, event_of
 from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.signs import error_code
 from ctxgate.gateway.upstream_errors import pass_on
 from ctxgate.inference import rates
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
@@ -257,11 +258,14 @@ class Attempt:
             Ending.ERROR: Outcome.UPSTREAM_ERROR,
             Ending.TRUNCATED: Outcome.TRUNCATED,
         }[ended]
+        usage = self._booking.usage_of(reader)
         if self._off.cause is not None and ended is not Ending.ERROR:
             outcome = _CALLED_OFF[self._off.cause]
+        elif not reader.content_events and 400 <= (error_code(reader.error) or 0) < 500:
+            outcome, usage = Outcome.REJECTED, NOTHING_USED  # a refusal, only said inside the stream
         self._booking.text_bytes, self._booking.engine_error = reader.text_bytes, reader.error
         reason = metering.finish_reason(reader.finish_reasons)
-        answered = self._settle(outcome, self._booking.usage_of(reader), status=200, reason=reason)
+        answered = self._settle(outcome, usage, status=200, reason=reason)
         if reader.system_fingerprint is not None:
             self._record.fingerprint = reader.system_fingerprint
         await self._booking.durable()

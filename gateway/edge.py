@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Receive: TypeAlias = Callable[[], Awaitable[Message]]
     Send: TypeAlias = Callable[[Message], Awaitable[None]]
     Headers: TypeAlias = list[tuple[bytes, bytes]]
+    WhenLeft: TypeAlias = Callable[[Callable[[], None] | None], None]
 
 JSON: Final = (b"content-type", b"application/json")
 EVENT_STREAM: Final = (
@@ -28,6 +29,7 @@ EVENT_STREAM: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+WHEN_LEFT: Final = "ctxgate.when_left"  # the ASGI extension by which the server tells of a client's going
 BODY_IDLE_S: Final = 60.0  # a client that sends nothing of its body for so long has lost its turn
 _INFLATE_STEP: Final = 2**20
 _INFLATE_INPUT: Final = 2**16
@@ -66,12 +68,24 @@ class Reply:
     is sent, and `on_gone` has been called once.
     """
 
-    __slots__ = ("_receive", "_send", "_watcher", "ended", "gone", "on_gone", "started", "status", "streams")
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_watcher",
+        "_when_left",
+        "ended",
+        "gone",
+        "on_gone",
+        "started",
+        "status",
+        "streams",
+    )
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
+        self._when_left: WhenLeft | None = None
         self.started = False
         self.streams = False  # the answer is events, of which more may come
         self.ended = False
@@ -79,20 +93,33 @@ class Reply:
         self.gone = False
         self.on_gone: Callable[[], None] | None = None
 
-    def watch(self) -> None:
-        """Start to notice the client's going; call it after the body has been read."""
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+    def watch(self, when_left: WhenLeft | None = None) -> None:
+        """Start to notice the client's going; call it after the body has been read.
+
+        `when_left` is the server's own word of it, where it gives one; else a task waits for ASGI's.
+        """
+        self._when_left = when_left
+        if when_left is not None:
+            when_left(self._left)
+        else:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self.ended:
+        self._left()
+
+    def _left(self) -> None:
+        if not self.ended and not self.gone:
             self.gone = True
             if self.on_gone is not None:
                 self.on_gone()
 
     def unwatch(self) -> None:
         """Stop noticing; idempotent."""
+        if self._when_left is not None:
+            self._when_left(None)
+            self._when_left = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None

@@ -65,7 +65,7 @@ class Fleet:
         """Whether attempts may go to this replica now."""
         return record.health.healthy(self.clock())
 
-    def snapshot(self, pools: Iterable[Pool], _wall_us: int | None = None) -> list[ReplicaState]:
+    def snapshot(self, pools: Iterable[Pool]) -> list[ReplicaState]:
         """The replicas of some pools as the router sees them."""
         now_us = self.clock()
         return [

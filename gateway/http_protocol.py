@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ctxgate.gateway.edge import WHEN_LEFT
 from ctxgate.gateway.errors import Kind, Refused, body_of
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from uvicorn._types import (
         ASGI3Application,
@@ -39,6 +41,7 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_open = False
     _head_timer: asyncio.TimerHandle | None = None
+    _on_left: Callable[[], None] | None = None
     _running: RequestResponseCycle | None = None  # uvicorn's `cycle` is the latest, which may be waiting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
@@ -53,6 +56,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            if self._on_left is not None:
+                self._on_left()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; a head that grows or lasts too long ends the connection."""
@@ -130,7 +135,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        self._on_left = None
+        cycle.scope.setdefault("extensions", {})[WHEN_LEFT] = self._when_left  # type: ignore[assignment]  # ASGI's are dicts
         super()._start_asgi_task(cycle, _close_delimited(app, cycle) if _is_1_0(cycle) else app)
+
+    def _when_left(self, callback: Callable[[], None] | None) -> None:
+        """Call back when the client leaves before the running answer is whole; None: no more.
+
+        A task that waits for ASGI's message of it would cost as much as much of the rest of a request.
+        """
+        self._on_left = callback
+        if callback is not None and self._running is not None:
+            self.flow.resume_reading()  # paused, the connection would not tell
+            if self._running.disconnected:
+                callback()
 
     def _await_head(self) -> None:
         if self._head_timer is None:

@@ -101,7 +101,7 @@ class Pipeline:
     def route(self, planned: Planned, tried: Collection[str]) -> Routed | None:
         """An untried replica of the model's default pool, or None when there is none left."""
         pool = planned.allowed.pools[0]
-        snapshot = self.services.fleet.snapshot((pool,), self.services.now_us())
+        snapshot = self.services.fleet.snapshot((pool,))
         decision = choose(planned.allowed.identified.root, snapshot, tried)
         if decision is None:
             return None

@@ -77,6 +77,13 @@ class TaskCost:
     cost_nano: int
     complete: bool
 
+    def __add__(self, other: TaskCost) -> TaskCost:
+        return TaskCost(
+            self.requests + other.requests,
+            self.cost_nano + other.cost_nano,
+            self.complete and other.complete,
+        )
+
 
 class Backend:
     """A server's API under a base URL, with or without a trailing `/v1`. An async context manager."""
@@ -123,7 +130,8 @@ class Backend:
             if page is None:
                 return None
             found, following = page
-            costs |= found
+            for task, cost in found:  # keys of one team may share a task's name: their sum is the name's
+                costs[task] = costs[task] + cost if task in costs else cost
             if following is None:
                 return costs
             offset = following
@@ -220,14 +228,14 @@ def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage, int | None]:
     return parsed, nano((usage or {}).get("cost"))
 
 
-def parse_costs(body: bytes) -> tuple[dict[str, TaskCost], int | None] | None:
+def parse_costs(body: bytes) -> tuple[list[tuple[str, TaskCost]], int | None] | None:
     """A page of a ctxgate usage report by task and where the next one starts, or None if this is none."""
     try:
         page = json.loads(body)
-        costs = {
-            row["group"]: TaskCost(row["requests"], row["cost_nano"], not row["unknown_cost"])
+        costs = [
+            (row["group"], TaskCost(row["requests"], row["cost_nano"], not row["unknown_cost"]))
             for row in page["rows"]
-        }
+        ]
         following = page.get("next")
         return costs, None if following is None else int(following)
     except (ValueError, KeyError, TypeError):

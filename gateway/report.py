@@ -60,7 +60,19 @@ def hit_ratio(row: ReportRow) -> str:
 
 def total(rows: Sequence[ReportRow], name: str = "total") -> ReportRow:
     """The sum of rows. A request with attempts in several groups counts once in each."""
-    return ReportRow(name, *(sum(getattr(row, count) for row in rows) for count in _COUNTS))
+    return ReportRow(
+        group=name,
+        requests=sum(row.requests for row in rows),
+        attempts=sum(row.attempts for row in rows),
+        cached_tokens=sum(row.cached_tokens for row in rows),
+        uncached_tokens=sum(row.uncached_tokens for row in rows),
+        output_tokens=sum(row.output_tokens for row in rows),
+        reasoning_tokens=sum(row.reasoning_tokens for row in rows),
+        cost_nano=sum(row.cost_nano for row in rows),
+        estimated=sum(row.estimated for row in rows),
+        unknown_tokens=sum(row.unknown_tokens for row in rows),
+        unknown_cost=sum(row.unknown_cost for row in rows),
+    )
 
 
 def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = None) -> str:

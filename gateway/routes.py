@@ -144,11 +144,10 @@ def _add_operations(app: FastAPI, application: Application) -> None:
     @app.get("/ready", summary="Every pool has a replica that may be chosen, and the ledger takes writes")
     async def ready() -> JSONResponse:
         services = _services(application)
-        now = services.now_us()
         pools = {
             name: {
                 "replicas": len(pool.replicas),
-                "healthy": sum(s.healthy for s in services.fleet.snapshot((pool,), now)),
+                "healthy": sum(s.healthy for s in services.fleet.snapshot((pool,))),
             }
             for name, pool in services.config.pools.items()
         }
@@ -160,7 +159,7 @@ def _add_operations(app: FastAPI, application: Application) -> None:
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         services = _services(application)
-        services.telemetry.observe(services.fleet, services.ledger, services.now_us())
+        services.telemetry.observe(services.fleet, services.ledger)
         text = await asyncio.to_thread(services.telemetry.exposition)
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 

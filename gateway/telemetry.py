@@ -134,12 +134,12 @@ class Telemetry:
         """Count one client request; status 0 means that the client left before an answer."""
         self.requests.labels(surface, str(status) if status else "none").inc()
 
-    def observe(self, fleet: Fleet, ledger: Ledger, now_us: int) -> None:
+    def observe(self, fleet: Fleet, ledger: Ledger) -> None:
         """Set the gauges that mirror state kept elsewhere."""
         for record in fleet.records():
             where = (record.pool.name, record.replica.name)
             self.in_flight.labels(*where).set(record.in_flight)
-            self.healthy.labels(*where).set(record.health.healthy(now_us))
+            self.healthy.labels(*where).set(fleet.healthy(record))
         self.ledger_pending.set(ledger.pending)
 
     def settled(self, settled: Settled, total_us: int) -> None:

@@ -145,7 +145,7 @@ def make_server(
     from ctxgate.gateway.server import GracefulServer  # noqa: PLC0415 - as above
 
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type] # an ASGI application; uvicorn's own type asks for more
+        app,
         loop="uvloop",
         http=HttpProtocol,
         ws="none",

@@ -26,18 +26,10 @@ WATCH_EVERY_S: Final = 1.0
 class Checkpointer:
     """A thread that checkpoints after every so many operations, and watches the file meanwhile."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        watch: FileWatch,
-        every: int = EVERY,
-        watch_every_s: float = WATCH_EVERY_S,
-    ) -> None:
+    def __init__(self, path: Path, *, watch: FileWatch, every: int = EVERY) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._watch = watch
         self._every = every
-        self._watch_every_s = watch_every_s
         self._since_last = 0
         self._due = False
         self._stopping = False
@@ -62,7 +54,7 @@ class Checkpointer:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._watch_every_s)
+            self._wake.wait(WATCH_EVERY_S)
             self._wake.clear()
             self._watch.check()
             if self._due:

@@ -46,21 +46,17 @@ class SpillFailed(OSError):
 
 def write(path: Path, rows: Iterable[Spilled]) -> None:
     """Append rows and return once they are on the disk; raises SpillFailed."""
-    kept = 0
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             kept, failure = _append(file, rows)
             os.fsync(file)
-        except OSError:
-            kept = 0  # in the file, perhaps, but not known to be on the disk
-            raise
         finally:
             os.close(file)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise SpillFailed(kept, error) from error
+    except OSError as error:  # rows may be in the file, but nothing says that they are on the disk
+        raise SpillFailed(0, error) from error
     if failure is not None:
         raise SpillFailed(kept, failure) from failure
 

@@ -108,3 +108,16 @@ async def test_raw_bytes_are_an_answer_too(gateway: Gateway, upstream: Upstream)
     settled = (await gateway.row()).settled
     assert settled.outcome is Outcome.COMPLETED
     assert settled.usage.prompt == 7
+
+
+async def test_a_refusal_inside_a_stream_costs_nothing(gateway: Gateway, upstream: Upstream) -> None:
+    def write(exchange: Exchange) -> None:
+        exchange.head()
+        exchange.event({"error": {"message": "bad", "type": "BadRequestError", "param": None, "code": 400}})
+        exchange.done()
+
+    upstream.default = plays(write)
+    answer = await gateway.post(STREAM)
+    assert answer.documents[-1]["error"]["message"] == "bad"
+    settled = (await gateway.row()).settled
+    assert (settled.outcome, settled.charge.total) == (Outcome.REJECTED, 0)

@@ -13,7 +13,15 @@ from aiohttp import web
 from ctxgate.gateway.demo_servers import ctxgate_command
 from ctxgate.gateway.perturb import Perturbation
 from ctxgate.gateway.replay import Total, summarize
-from ctxgate.gateway.replay_client import AnswerFailed, Backend, BackendError, ServedModel, StreamReader, nano
+from ctxgate.gateway.replay_client import (
+    AnswerFailed,
+    Backend,
+    BackendError,
+    ServedModel,
+    StreamReader,
+    TaskCost,
+    nano,
+)
 from ctxgate.gateway.replay_run import Plan, Player
 from ctxgate.gateway.sessions import Message, Session, Tool
 from ctxgate.inference.oracle import PrefixOracle
@@ -284,6 +292,21 @@ async def test_the_backend_tells_models_and_block_size() -> None:
         server.metrics = "ctxgate_requests_total 3\n"
         assert await backend.block_size() is None
         assert await backend.costs_by_task() is None
+
+
+async def test_costs_by_task_come_from_all_pages_and_add_up_over_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctxgate.gateway.replay_client._PAGE", 2)
+    async with running() as (server, backend):
+        server.ledger = [
+            [
+                {"group": "t1", "key_id": "ci", "requests": 1, "cost_nano": 5, "unknown_cost": 0},
+                {"group": "t2", "key_id": "ci", "requests": 2, "cost_nano": 4, "unknown_cost": 0},
+                {"group": "t1", "key_id": "dev", "requests": 3, "cost_nano": 2, "unknown_cost": 1},
+            ]
+        ]
+        assert await backend.costs_by_task() == {"t1": TaskCost(4, 7, False), "t2": TaskCost(2, 4, True)}
 
 
 async def test_a_server_that_is_no_server() -> None:

@@ -1,4 +1,4 @@
-"""What requests and probes do to the replicas' health in a running gateway: no client may spoil it for others."""
+"""Replicas' health in a running gateway: what requests and probes do to it, and what no client may do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway.config import Limits
+from ctxgate.inference.probe import probe
 from ctxgate.routing.health import COOL_DOWN_US, Health
 from support.behaviours import plays, refuses, vllm_error
 from support.gateway import HELLO, STREAM, until
@@ -145,19 +146,16 @@ async def test_a_probe_that_fails_by_a_defect_is_logged_and_the_probing_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from ctxgate.gateway import app
-
-    real = app.probe
     broken = {upstream.url: 3}
 
-    async def probe(client: Any, url: str, *rest: Any) -> Any:
+    async def sometimes(client: Any, url: str, *rest: Any) -> Any:
         if broken.get(url):
             broken[url] -= 1
             raise LookupError("unknown encoding")
-        return await real(client, url, *rest)
+        return await probe(client, url, *rest)
 
-    monkeypatch.setattr(app, "probe", probe)
-    monkeypatch.setattr(app, "PROBE_EVERY_S", 0.005)
+    monkeypatch.setattr("ctxgate.gateway.app.probe", sometimes)
+    monkeypatch.setattr("ctxgate.gateway.app.PROBE_EVERY_S", 0.005)
     gateway = await start_gateway(upstream, other_upstream)
     await until(lambda: upstream.probes > 1 and other_upstream.probes > 1)
     logged = [record.getMessage() for record in caplog.records if record.exc_info]

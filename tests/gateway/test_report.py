@@ -6,14 +6,12 @@ import asyncio
 import csv
 import io
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ctxgate.gateway import report
 from ctxgate.gateway.cli import main
-from ctxgate.gateway.commands.report import instant_us
 from ctxgate.gateway.ledger import ReportRow
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from support.ledgers import DAY_US, NOON_US, cost, opened, price, settled
@@ -28,15 +26,16 @@ ROWS = [
 ]
 
 TABLE = """\
-task   requests  attempts  cached  uncached  output  reasoning    hit                  cost USD  estimated  no tokens  no cost
-------------------------------------------------------------------------------------------------------------------------------
-gamma    12,345    20,000       2         1       9          0  66.7%  98,765,432,100.000000001          0          0        2
-alpha         2         3     750       250      60          5  75.0%               1.234567891          1          0        0
-beta          1         1       0         0       0          0      -               0.000000000          0          1        1
-------------------------------------------------------------------------------------------------------------------------------
-total    12,348    20,004     752       251      69          5  75.0%  98,765,432,101.234567892          1          1        3
-Token sums leave out the unknown counts of 1 attempts.
-Cost is a lower bound: 3 attempts have an unknown part.
+task   requests  attempts  cached  uncached  output  reasoning    hit                  cost USD  estimated  part tokens  part cost
+----------------------------------------------------------------------------------------------------------------------------------
+gamma    12,345    20,000       2         1       9          0  66.7%  98,765,432,100.000000001          0            0          2
+alpha         2         3     750       250      60          5  75.0%               1.234567891          1            0          0
+beta          1         1       0         0       0          0      -               0.000000000          0            1          1
+----------------------------------------------------------------------------------------------------------------------------------
+total    12,348    20,004     752       251      69          5  75.0%  98,765,432,101.234567892          1            1          3
+estimated: 1 attempt with a token count that is an estimate.
+part tokens: 1 attempt with an unknown token count, which the sums leave out.
+part cost: 3 attempts with an unknown part of the cost, which is a lower bound.
 """  # noqa: E501  # a picture of the table
 
 
@@ -54,9 +53,46 @@ def test_days_stay_in_order_and_other_groups_come_by_cost() -> None:
     assert [line[:2] for line in by_pool[2:5]] == ["d2", "d3", "d1"]
 
 
-def test_a_table_without_rows_has_a_total_of_nothing() -> None:
-    lines = report.as_table([], "team").splitlines()
-    assert lines[-1].split() == ["total", "0", "0", "0", "0", "0", "0", "-", "0.000000000", "0", "0", "0"]
+def test_a_report_without_rows_says_that_nothing_matched() -> None:
+    assert report.as_table([], "team") == "Nothing matched: there is no settled attempt here.\n"
+
+
+def test_a_name_that_rows_share_is_followed_by_its_owner() -> None:
+    rows = [
+        ReportRow("job", 1, 1, 0, 0, 0, 0, nano, 0, 0, 0, "acme", "alpha", key)
+        for key, nano in (("ci", 2), ("dev", 3))
+    ]
+    rows.append(ReportRow("own", 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, "acme", "alpha", "ci"))
+    lines = report.as_table(rows, "task").splitlines()[2:5]
+    assert [line.split("  ")[0] for line in lines] == ["job (acme/alpha/dev)", "job (acme/alpha/ci)", "own"]
+
+
+@pytest.mark.parametrize(
+    ("by", "owners"),
+    [
+        ("task", {"organisation": "acme", "team": "alpha", "key_id": "ci"}),
+        ("team", {"organisation": "acme"}),
+        ("model", {}),
+    ],
+)
+def test_json_and_csv_say_whose_a_group_is(by: str, owners: dict[str, str]) -> None:
+    row = ReportRow("job", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, "acme", "alpha", "ci")
+    others = {"organisation", "team", "key_id"} - set(owners)
+    [in_json] = json.loads(report.as_json([row], by))["rows"]
+    [in_csv] = csv.DictReader(io.StringIO(report.as_csv([row], by)))
+    assert (in_json["group"], in_csv[by]) == ("job", "job")
+    for found in (in_json, in_csv):
+        assert {name: found[name] for name in owners} == owners
+        assert not others & (found.keys() - {by})
+
+
+def test_a_page_is_the_same_in_compact_json_and_tells_where_the_next_one_starts() -> None:
+    whole = json.loads(report.as_json(ROWS[:1], "pool"))
+    page = report.as_page(ROWS[:1], "pool", limit=1, offset=3)
+    assert json.loads(page) == whole | {"next": None}
+    assert b"\n" not in page
+    followed = json.loads(report.as_page(ROWS[:2], "pool", limit=1, offset=3, totals=report.total(ROWS[:2])))
+    assert (followed["rows"], followed["next"], followed["total"]["attempts"]) == (whole["rows"], 4, 4)
 
 
 def test_names_cannot_steer_the_terminal() -> None:
@@ -73,8 +109,8 @@ def test_the_hit_ratio(cached: int, uncached: int, ratio: str) -> None:
 
 
 def test_json_has_integers_and_a_decimal_string() -> None:
-    document = json.loads(report.as_json(ROWS, "task"), parse_float=lambda text: pytest.fail(f"float {text}"))
-    assert document["by"] == "task"
+    document = json.loads(report.as_json(ROWS, "pool"), parse_float=lambda text: pytest.fail(f"float {text}"))
+    assert document["by"] == "pool"
     assert [row["group"] for row in document["rows"]] == ["alpha", "beta", "gamma"]
     assert document["rows"][0] == {
         "group": "alpha",
@@ -95,7 +131,8 @@ def test_json_has_integers_and_a_decimal_string() -> None:
 
 
 def test_csv_can_be_read_back() -> None:
-    rows = list(csv.DictReader(io.StringIO(report.as_csv([*ROWS, ReportRow('a,"b"', *[0] * 10)], "task"))))
+    quoted = ReportRow('a,"b"', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    rows = list(csv.DictReader(io.StringIO(report.as_csv([*ROWS, quoted], "task"))))
     assert [row["task"] for row in rows] == ["alpha", "beta", "gamma", 'a,"b"']
     assert (rows[0]["cost_nano"], rows[0]["cost_usd"], rows[0]["attempts"]) == (
         "1234567891",
@@ -118,31 +155,6 @@ models:
   small: {pools: [fast]}
 keys: []
 """
-
-NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("text", "microseconds"),
-    [
-        ("2026-11-30", NOON_US - DAY_US // 2),
-        ("2026-11-30T12:00", NOON_US),
-        ("2026-11-30T13:00:00.000001+01:00", NOON_US + 1),
-        ("24h", NOON_US),
-        ("1d", NOON_US),
-        ("90m", NOON_US + DAY_US - 5_400_000_000),
-        ("1w", NOON_US - 6 * DAY_US),
-        ("1s", NOON_US + DAY_US - 1_000_000),
-    ],
-)
-def test_instants(text: str, microseconds: int) -> None:
-    assert instant_us(text, NOW) == microseconds
-
-
-@pytest.mark.parametrize("text", ["yesterday", "24", "-3h", "2026-13-01", "", "24 h"])
-def test_instants_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="neither a date"):
-        instant_us(text, NOW)
 
 
 @pytest.fixture
@@ -239,13 +251,26 @@ def test_an_unusable_database_is_a_clear_error(
     assert main(["report", "--db", str(path)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
+    assert f"{path}: " in shown.err
     assert message in shown.err
     assert shown.err.count("\n") == 1
 
 
 def test_an_unusable_instant_is_a_clear_error(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--db", str(database), "--since", "tomorrow"]) == 2
-    assert "'tomorrow' is neither a date" in capsys.readouterr().err
+    assert "'tomorrow' is no moment" in capsys.readouterr().err
+
+
+def test_the_help_explains_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["report", "--help"])
+    assert exit_.value.code == 0
+    assert "part cost     attempts with an unknown part of their cost" in capsys.readouterr().out
+
+
+def test_a_report_that_matches_nothing_says_so(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--db", str(database), "--team", "nobody"]) == 0
+    assert capsys.readouterr().out == "Nothing matched: there is no settled attempt here.\n"
 
 
 def test_an_unknown_grouping_ends_with_usage(database: Path) -> None:

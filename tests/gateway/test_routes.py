@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ctxgate.gateway import report
 from ctxgate.gateway.flow import PATHS
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
         ("GET", "/v1/usage", False, 401, "missing_api_key"),
         ("GET", "/v1/models/none", True, 404, "model_not_found"),
         ("GET", "/v1/usage?by=colour", True, 400, "invalid_value"),
+        ("GET", "/v1/usage?limit=0", True, 400, "invalid_value"),
+        ("GET", "/v1/usage?limit=10001", True, 400, "invalid_value"),
+        ("GET", "/v1/usage?offset=-1", True, 400, "invalid_value"),
         ("GET", "/v1/usage?since=-1", True, 400, "invalid_value"),
         ("GET", "/v1/usage?since=x", True, 400, "invalid_value"),
         ("GET", "/v1/usage?since=99999999999999999999999", True, 400, "invalid_value"),
@@ -137,6 +142,57 @@ async def test_usage_sums_the_callers_team(gateway: Gateway) -> None:
     assert later["rows"] == []
 
 
+async def test_usage_comes_in_pages_the_dearest_first_with_the_total_of_all(gateway: Gateway) -> None:
+    for task, requests in (("t1", 1), ("t2", 3), ("t3", 2)):
+        for _ in range(requests):
+            await gateway.post(HELLO, headers=[bearer(), ("x-ctxgate-task", task)])
+    await gateway.rows()
+    first = (await gateway.get("/v1/usage?limit=2")).document
+    found = [(row["group"], row["key_id"]) for row in first["rows"]]
+    assert found == [("t2", "alpha-ci"), ("t3", "alpha-ci")]
+    assert (first["next"], first["total"]["requests"]) == (2, 6)
+    last = (await gateway.get(f"/v1/usage?limit=2&offset={first['next']}")).document
+    assert [row["group"] for row in last["rows"]] == ["t1"]
+    assert (last["next"], last["total"]["requests"]) == (None, 6)
+
+
+@pytest.mark.parametrize(
+    ("query", "requests"),
+    [("since=1h", 1), ("until=1h", 0), ("since=2100-01-01", 0), ("until=2100-01-01", 1), ("since=0", 1)],
+)
+async def test_usage_takes_the_moments_of_the_command(gateway: Gateway, query: str, requests: int) -> None:
+    await gateway.post(HELLO)
+    await gateway.rows()
+    document = (await gateway.get(f"/v1/usage?{query}")).document
+    assert document["total"]["requests"] == requests
+
+
+async def test_usage_is_put_into_words_off_the_event_loop(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    real = report.as_page
+
+    def noting(*arguments: Any, **options: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(report, "as_page", noting)
+    assert (await gateway.get("/v1/usage")).status == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+async def test_ready_follows_the_ledger(gateway: Gateway) -> None:
+    path = gateway.application.config.store
+    assert (await gateway.get("/ready", ())).document["ledger"] == "ok"
+    path.rename(path.with_name("kept"))
+    gateway.services.ledger._file.check()  # type: ignore[attr-defined]  # the SQLite ledger's
+    answer = await gateway.get("/ready", ())
+    assert (answer.status, answer.document["status"]) == (503, "not ready")
+    assert answer.document["ledger"] == "the ledger's file was deleted or replaced"
+
+
 async def test_the_documentation_needs_no_other_host_and_describes_the_metered_paths(
     gateway: Gateway,
 ) -> None:
@@ -157,7 +213,7 @@ async def test_the_documentation_needs_no_other_host_and_describes_the_metered_p
     assert "security" not in document["paths"]["/health"]["get"]
 
 
-async def test_the_description_tells_of_every_header_that_the_gateway_reads_or_sends(gateway: Gateway) -> None:
+async def test_the_description_tells_of_every_header_read_or_sent(gateway: Gateway) -> None:
     document = (await gateway.get("/openapi.json", ())).document
     sent = {name for name, _ in (await gateway.post(HELLO)).headers if name.startswith("x-")}
     assert sent == {"x-request-id", "x-ctxgate-pool", "x-ctxgate-replica", "x-ctxgate-task", "x-ctxgate-cost"}

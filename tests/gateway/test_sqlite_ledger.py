@@ -203,7 +203,8 @@ async def test_an_opening_behind_kept_settlements_is_refused_too(ledger: SqliteL
 async def test_api_b2_a_full_disk_refuses_openings_and_keeps_settlements(ledger: SqliteLedger) -> None:
     await ledger.open(opened())
 
-    connection = ledger._writer._connection  # the limit is the connection's, and SQLite serializes its use
+    # The limit is the connection's, and SQLite serializes its use.
+    connection = ledger._writer._transactions._connection
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     refused = 0

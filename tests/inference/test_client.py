@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ctxgate.inference.client import Dropped, Unreachable, UpstreamClient
+from ctxgate.inference.client import AnswerTooLarge, Dropped, Unreachable, UpstreamClient
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe, probe, windows_of
 from support.behaviours import RESET, plays
@@ -107,10 +107,10 @@ async def test_a_broken_chunk_is_dropped(client: UpstreamClient, upstream: Upstr
             await response.body(100)
 
 
-async def test_a_body_beyond_the_limit_is_dropped(client: UpstreamClient, upstream: Upstream) -> None:
+async def test_a_body_beyond_the_limit_is_refused(client: UpstreamClient, upstream: Upstream) -> None:
     upstream.play(plays(lambda exchange: exchange.respond(200, b"x" * 11)))
     async with await client.open(upstream.url + PATH, BODY, {}) as response:
-        with pytest.raises(Dropped):
+        with pytest.raises(AnswerTooLarge):
             await response.body(10)
 
 

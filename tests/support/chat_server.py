@@ -68,11 +68,13 @@ class Server:
         return await self.handler(request, body)
 
     async def usage(self, request: web.Request) -> web.Response:
-        assert request.query == {"by": "task"}
+        assert request.query["by"] == "task"
+        start, limit = int(request.query["offset"]), int(request.query["limit"])
         if not self.ledger:
             raise web.HTTPNotFound
         rows = self.ledger.pop(0) if len(self.ledger) > 1 else self.ledger[0]
-        return web.json_response({"by": "task", "rows": rows})
+        following = start + limit if len(rows) > start + limit else None
+        return web.json_response({"by": "task", "rows": rows[start : start + limit], "next": following})
 
     def app(self) -> web.Application:
         async def models(_: web.Request) -> web.Response:

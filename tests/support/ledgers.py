@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Final
@@ -83,3 +84,8 @@ def sqlite(folder: Path) -> Ledger:
 
 STORES: Final[dict[str, Callable[[Path], Ledger]]] = {"sqlite": sqlite}
 """By name: opens a ledger on the store of a folder."""
+
+
+async def write(ledger: Ledger, *rows: tuple[AttemptOpened, AttemptSettled]) -> None:
+    futures = [step for before, after in rows for step in (ledger.open(before), ledger.settle(after))]
+    assert await asyncio.gather(*futures) == [None, True] * len(rows)

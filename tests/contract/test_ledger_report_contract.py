@@ -1,0 +1,201 @@
+"""What every ledger store must report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ctxgate.gateway.ledger import (
+    EVERYTHING,
+)
+from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, UNKNOWN, Usage, estimated, measured
+from support.ledgers import DAY_US, NOON_US, cost, opened, settled, write
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.ledger import Ledger
+
+
+GROUPED = {
+    "task": [("fix-bug", 2, 3, 126), ("write-docs", 1, 1, 42)],
+    "team": [("ads", 1, 1, 42), ("search", 2, 3, 126)],
+    "pool": [("fast", 2, 2, 84), ("standard", 2, 2, 84)],
+    "model": [("large", 1, 1, 42), ("small", 2, 3, 126)],
+    "day": [("2026-11-30", 2, 3, 126), ("2026-12-01", 1, 1, 42)],
+    EVERYTHING: [("total", 3, 4, 168)],
+}
+
+
+async def spread(ledger: Ledger) -> None:
+    """Three requests of two teams; the first needed two attempts, in two pools."""
+    await write(
+        ledger,
+        (opened("a1"), settled("a1")),
+        (opened("a2", request_id="request-a1", attempt_number=2, pool="standard"), settled("a2")),
+        (opened("a3"), settled("a3")),
+        (
+            opened(
+                "a4",
+                team="ads",
+                task="write-docs",
+                key_id="key-2",
+                model="large",
+                pool="standard",
+                opened_at_us=NOON_US + DAY_US,
+            ),
+            settled("a4"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("by", GROUPED)
+async def test_api_b28_report_counts_requests_and_attempts_apart(ledger: Ledger, by: str) -> None:
+    await spread(ledger)
+    rows = await ledger.report(by)
+    assert [(row.group, row.requests, row.attempts, row.cost_nano) for row in rows] == GROUPED[by]
+
+
+@pytest.mark.parametrize(
+    ("where", "attempts"),
+    [
+        ({"organisation": "acme"}, 4),
+        ({"organisation": "other"}, 0),
+        ({"team": "search"}, 3),
+        ({"key_id": "key-2"}, 1),
+        ({"task": "write-docs"}, 1),
+        ({"pool": "standard"}, 2),
+        ({"model": "small"}, 3),
+        ({"team": "search", "pool": "standard"}, 1),
+        ({"team": "' OR 1 = 1 --"}, 0),
+    ],
+)
+async def test_report_and_rows_narrow_alike(ledger: Ledger, where: dict[str, str], attempts: int) -> None:
+    await spread(ledger)
+    assert sum(row.attempts for row in await ledger.report("day", where=where)) == attempts
+    assert len((await ledger.rows(where=where)).attempts) == attempts
+
+
+async def test_the_span_takes_its_start_and_leaves_its_end(ledger: Ledger) -> None:
+    await spread(ledger)
+    [row] = await ledger.report("day", since_us=NOON_US + 1)
+    assert (row.group, row.attempts) == ("2026-12-01", 1)
+    [row] = await ledger.report("day", since_us=NOON_US, until_us=NOON_US + DAY_US)
+    assert (row.group, row.attempts) == ("2026-11-30", 3)
+    page = await ledger.rows(since_us=NOON_US, until_us=NOON_US + DAY_US)
+    assert len(page.attempts) == 3
+
+
+async def test_a_span_of_the_far_future_is_empty(ledger: Ledger) -> None:
+    await spread(ledger)
+    assert await ledger.report("day", since_us=10**30) == []
+    assert len(await ledger.report("day", until_us=10**30)) == 2
+
+
+async def test_an_attempt_across_midnight_lies_in_the_day_it_was_opened(ledger: Ledger) -> None:
+    last = NOON_US + DAY_US // 2 - 1
+    await write(
+        ledger,
+        (opened("a1", opened_at_us=last), settled("a1", settled_at_us=last + 5_000_000)),
+        (opened("a2", opened_at_us=last + 1), settled("a2", settled_at_us=last + 2)),
+    )
+    days = [(row.group, row.attempts) for row in await ledger.report("day")]
+    assert days == [("2026-11-30", 1), ("2026-12-01", 1)]
+
+
+@pytest.mark.parametrize("by", ["", "replica", "task; DROP TABLE attempts", "TASK"])
+async def test_an_unknown_grouping_is_refused(ledger: Ledger, by: str) -> None:
+    with pytest.raises(ValueError, match="cannot group by"):
+        await ledger.report(by)
+
+
+@pytest.mark.parametrize("column", ["", "replica", "1 = 1 OR team", "Team"])
+async def test_an_unknown_filter_is_refused(ledger: Ledger, column: str) -> None:
+    with pytest.raises(ValueError, match="cannot filter by"):
+        await ledger.report("task", where={column: "x"})
+    with pytest.raises(ValueError, match="cannot filter by"):
+        await ledger.rows(where={column: "x"})
+
+
+async def test_equal_names_of_two_tenants_are_two_groups(ledger: Ledger) -> None:
+    await write(
+        ledger,
+        (opened("a1"), settled("a1")),
+        (opened("a2", organisation="globex"), settled("a2")),
+        (opened("a3", key_id="key-0"), settled("a3")),
+        (opened("a4", task="acme/search/key-1/fix-bug"), settled("a4")),
+    )
+    tasks = [(row.group, row.organisation, row.team, row.key_id) for row in await ledger.report("task")]
+    assert tasks == [
+        ("acme/search/key-1/fix-bug", "acme", "search", "key-1"),
+        ("fix-bug", "acme", "search", "key-0"),
+        ("fix-bug", "acme", "search", "key-1"),
+        ("fix-bug", "globex", "search", "key-1"),
+    ]
+    teams = [(row.group, row.organisation, row.team, row.attempts) for row in await ledger.report("team")]
+    assert teams == [("search", "acme", None, 3), ("search", "globex", None, 1)]
+    [model] = await ledger.report("model")
+    assert (model.organisation, model.team, model.key_id) == (None, None, None)
+
+
+async def test_a_report_by_cost_comes_in_pages_that_meet(ledger: Ledger) -> None:
+    costs = {"t1": 5, "t2": 9, "t3": 5, "t4": 7, "t5": None}
+    rows = [
+        (opened(f"a-{task}", task=task), settled(f"a-{task}", charge=cost(nano)))
+        for task, nano in costs.items()
+    ]
+    await write(ledger, *rows)
+    pages = [await ledger.report("task", dearest_first=True, limit=2, offset=at) for at in (0, 2, 4, 6)]
+    names = [[row.group for row in page] for page in pages]
+    assert names == [["t2", "t4"], ["t1", "t3"], ["t5"], []]
+    assert [row.group for row in await ledger.report("task", limit=3)] == ["t1", "t2", "t3"]
+    assert [row.group for row in await ledger.report("task", offset=3)] == ["t4", "t5"]
+
+
+async def test_api_b13_zero_is_a_value_and_unknown_is_none(ledger: Ledger) -> None:
+    await write(
+        ledger,
+        (opened("a1"), settled("a1", usage=NOTHING_USED, charge=cost(0))),
+        (opened("a2"), settled("a2", usage=NOTHING_KNOWN, charge=cost(None))),
+        (opened("a3"), settled("a3")),
+    )
+    [row] = await ledger.report("task")
+    assert (row.cached_tokens, row.uncached_tokens, row.output_tokens, row.cost_nano) == (80, 20, 7, 42)
+    assert (row.unknown_tokens, row.unknown_cost, row.estimated) == (1, 1, 0)
+
+
+async def test_partly_known_attempts_add_what_is_known_and_are_counted(ledger: Ledger) -> None:
+    half = Usage(UNKNOWN, UNKNOWN, measured(30), measured(10), UNKNOWN, measured(500))
+    await write(ledger, (opened("a1"), settled("a1", usage=half)), (opened("a2"), settled("a2")))
+    [row] = await ledger.report("task")
+    assert (row.output_tokens, row.reasoning_tokens, row.cached_tokens, row.unknown_tokens) == (37, 10, 80, 1)
+
+
+@pytest.mark.parametrize("place", ["uncached", "cached", "output", "reasoning"])
+async def test_api_b12_estimates_are_counted_once_per_attempt(ledger: Ledger, place: str) -> None:
+    counts = {name: measured(9) for name in ("uncached", "cached", "output", "reasoning")}
+    usage = Usage(**{**counts, place: estimated(9)})
+    two = Usage(estimated(1), estimated(1), estimated(1))
+    await write(
+        ledger,
+        (opened("a1"), settled("a1", usage=usage)),
+        (opened("a2"), settled("a2", usage=two)),
+        (opened("a3"), settled("a3")),
+    )
+    [row] = await ledger.report("task")
+    assert row.estimated == 2
+
+
+async def test_api_b19_many_cheap_requests_sum_exactly(ledger: Ledger) -> None:
+    """2,500 calls of 0.004 USD are 10 USD, and each further nano-dollar shows."""
+    rows = [(opened(f"a{i}"), settled(f"a{i}", charge=cost(4_000_000))) for i in range(2_500)]
+    await write(ledger, *rows, (opened("b"), settled("b", charge=cost(1))))
+    [row] = await ledger.report("team")
+    assert row.cost_nano == 10_000_000_001
+
+
+async def test_sums_beyond_the_exact_integers_of_a_float(ledger: Ledger) -> None:
+    large = 2**53
+    rows = [(opened(f"a{i}"), settled(f"a{i}", charge=cost(large + 1))) for i in range(3)]
+    await write(ledger, *rows)
+    [row] = await ledger.report("pool")
+    assert row.cost_nano == 27_021_597_764_222_979
