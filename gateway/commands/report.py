@@ -9,13 +9,18 @@ import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway import report
 from ctxgate.gateway.config_load import load
 from ctxgate.gateway.instants import FORMS, instant_us
-from ctxgate.gateway.ledger import EVERYTHING, FILTERS, GROUPINGS, LedgerError
+from ctxgate.gateway.ledger import EVERYTHING, FILTERS, GROUPINGS, LedgerError, LedgerUnavailable
 from ctxgate.gateway.stores.reader import LedgerReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ctxgate.gateway.ledger import ReportRow
 
 _DEFAULT_CONFIG: Final = Path("configs/ctxgate.yaml")
 
@@ -46,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
         until_us = None if args.until is None else instant_us(args.until, now)
         path = args.db if args.db is not None else load(args.config or _DEFAULT_CONFIG).store
         where = {column: getattr(args, column) for column in FILTERS if getattr(args, column) is not None}
-        with LedgerReader(path) as ledger, ledger.snapshot():
-            rows = ledger.report(args.by, where=where, since_us=since_us, until_us=until_us)
-            everything = ledger.report(EVERYTHING, where=where, since_us=since_us, until_us=until_us)
-    except sqlite3.Error as error:
-        print(f"ctxgate report: {path}: {error}", file=sys.stderr)
-        return 2
+        rows, everything = _read(path, args.by, where, since_us, until_us)
     except (LedgerError, OSError, ValueError) as error:
         print(f"ctxgate report: {error}", file=sys.stderr)
         return 2
@@ -63,3 +63,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(report.as_table(rows, args.by, totals=totals))
     return 0
+
+
+def _read(
+    path: Path, by: str, where: Mapping[str, str], since_us: int, until_us: int | None
+) -> tuple[list[ReportRow], list[ReportRow]]:
+    """The rows and, from the same state of the ledger, the one row over all of it."""
+    try:
+        with LedgerReader(path) as ledger, ledger.snapshot():
+            rows = ledger.report(by, where=where, since_us=since_us, until_us=until_us)
+            everything = ledger.report(EVERYTHING, where=where, since_us=since_us, until_us=until_us)
+    except sqlite3.Error as error:
+        raise LedgerUnavailable(f"{path}: {error}") from error
+    return rows, everything

@@ -9,7 +9,7 @@ import pytest
 
 from ctxgate.gateway.edge import Stopping, read_body
 from ctxgate.gateway.errors import Kind, Refused
-from support.client import CHAT
+from support.client import CHAT, WAIT_S
 from support.gateway import bearer, until
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def test_a_body_is_not_waited_for_when_the_gateway_stops(before: list[Mess
         stopping.set()
         stopping.set()
     with pytest.raises(Refused) as refused:
-        await reading
+        await asyncio.wait_for(reading, WAIT_S)
     assert (refused.value.kind, refused.value.retry_after_s) == (Kind.SHUTTING_DOWN, 2)
     assert not stopping.reading
 
@@ -85,7 +85,7 @@ async def test_a_drip_does_not_hold_the_end_of_the_gateway_up() -> None:
     client.messages.put_nowait(piece(b"b", more=True))  # it comes in the same turn
     stopping.set()
     with pytest.raises(Refused) as refused:
-        await reading
+        await asyncio.wait_for(reading, WAIT_S)
     assert refused.value.kind is Kind.SHUTTING_DOWN
 
 

@@ -175,7 +175,9 @@ async def test_attempts_end_at_the_limit(
 async def test_a_silent_upstream_is_a_timeout_that_is_not_tried_again(
     upstream: Upstream, other_upstream: Upstream, start_gateway: Start
 ) -> None:
-    gateway = await start_gateway(upstream, other_upstream, limits=Limits(first_byte_timeout_s=0.05, abort_drain_s=0.05))
+    gateway = await start_gateway(
+        upstream, other_upstream, limits=Limits(first_byte_timeout_s=0.05, abort_drain_s=0.05)
+    )
     for server in (upstream, other_upstream):
         server.default = by_hand
     answer = await gateway.post(HELLO)
