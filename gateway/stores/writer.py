@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+GATHER_FROM: Final = 8  # open attempts
+GATHER_S: Final = 0.002
 MAX_BATCH: Final = 1_000  # operations per transaction; bounds how long others wait for the write lock
 MAX_KEPT: Final = 10_000  # settlements kept in memory while the store refuses them
 MAX_REFUSED: Final = 65_536  # refused openings kept for a settlement that may still come
@@ -65,6 +67,7 @@ class Writer:
         self._spill_at = MAX_KEPT
         self._stopping = False
         self._consecutive_failures = 0
+        self._open_attempts = 0  # those of this process; what a crash left open does not count
         self._queued = 0
         self._done = 0
         self.failures = 0
@@ -84,24 +87,32 @@ class Writer:
 
     def open(self, row: AttemptOpened, future: asyncio.Future[None]) -> None:
         """Queue an opening row."""
+        self._open_attempts += 1
         self._stage(Open(row, future))
 
     def settle(self, row: AttemptSettled, future: asyncio.Future[bool]) -> None:
         """Queue a settlement."""
+        self._open_attempts -= 1
         self._stage(Settle(row, future))
 
     def _stage(self, operation: Open | Settle) -> None:
-        """Hand an operation to an idle writer now, to a busy one with what else this turn of the loop brings.
+        """Hand an operation over: at once to an idle writer, else with what else comes meanwhile.
 
-        Waking the thread costs more than writing a row.
+        Waking the thread costs more than writing a row, and more than that beside a busy event loop. While
+        many attempts are open, operations are therefore gathered for a moment, which none of them notices.
         """
         idle = not self.pending
         self._queued += 1
-        if idle:
+        many = self._open_attempts >= GATHER_FROM
+        if idle and not many:
             self._queue.put((operation,))
             return
         if not self._staged:
-            operation.future.get_loop().call_soon(self._hand_over)
+            loop = operation.future.get_loop()
+            if many:
+                loop.call_later(GATHER_S, self._hand_over)
+            else:
+                loop.call_soon(self._hand_over)
         self._staged.append(operation)
 
     def _hand_over(self) -> None:

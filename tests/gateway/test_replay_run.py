@@ -341,7 +341,10 @@ async def test_an_interrupted_replay_shows_what_it_has_measured(tmp_path: Path) 
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with running(never_ending) as (_, backend):
         child = await asyncio.create_subprocess_exec(
-            *ctxgate_command(["replay", str(path), "--to", backend.root]), stdout=asyncio.subprocess.PIPE
+            *ctxgate_command(["replay", str(path), "--to", backend.root]),
+            stdout=asyncio.subprocess.PIPE,
+            # A shell starts its background jobs with SIGINT ignored, and so are their children's.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         await asked_again.wait()
         child.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ from ctxgate.gateway.ledger import InvalidRow, LedgerUnavailable
 from ctxgate.gateway.stores.checkpoint import EVERY, Checkpointer
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.gateway.stores.watch import FileWatch
+from ctxgate.gateway.stores.writer import GATHER_FROM
 from support.ledgers import opened, price, settled
 from support.sqlite_ledger import Locked, failed_again, hold
 
@@ -46,7 +47,7 @@ async def test_what_queues_up_behind_a_commit_shares_the_next_one(ledger: Sqlite
         step for i in range(500) for step in (ledger.open(opened(f"a{i}")), ledger.settle(settled(f"a{i}")))
     ]
     assert ledger.pending == 1_000
-    await asyncio.sleep(0)  # now everything is handed to the writer
+    ledger._writer.flush()  # now everything is handed to the writer
     release()
     await asyncio.gather(*futures)
     assert ledger.pending == 0
@@ -68,7 +69,7 @@ async def test_a_batch_wakes_the_event_loop_once(
 
     release = hold(ledger)
     futures = [ledger.open(opened(f"a{i}")) for i in range(300)]
-    await asyncio.sleep(0)  # now everything is handed to the writer
+    ledger._writer.flush()  # now everything is handed to the writer
     monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
     release()
     await asyncio.gather(*futures)
@@ -220,3 +221,15 @@ async def test_api_b2_a_full_disk_refuses_openings_and_keeps_settlements(ledger:
     connection.execute("PRAGMA max_page_count = 1000000")
     assert await settlement is True
     assert await ledger.settle(settled()) is True
+
+
+async def test_an_idle_writer_is_woken_at_once_while_few_attempts_are_open(ledger: SqliteLedger) -> None:
+    staged = ledger._writer._staged
+    first = ledger.open(opened("a0"))
+    assert staged == []
+    await first
+    futures = [ledger.open(opened(f"a{number}")) for number in range(1, GATHER_FROM)]
+    await asyncio.gather(*futures)
+    gathered = ledger.open(opened("one too many"))
+    assert len(staged) == 1  # an idle writer, but a busy gateway: it waits for what else comes
+    await gathered
