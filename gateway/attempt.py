@@ -76,7 +76,6 @@ class Attempt:
         self._reader: StreamReader | None = None
         self._done_event = b""
         self._costed = False
-        self._writing = False
         self._headers_came = False
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
@@ -194,9 +193,9 @@ class Attempt:
         while not reader.done and (chunk := await response.next_chunk()):
             out = self._take(reader, chunk)
             if out and self._off.cause is None:
-                self._writing = True
+                self._off.writing = True
                 await self._reply.write(out)
-                self._writing = False
+                self._off.writing = False
             self._off.wait_at_most(idle_s)
         if (tail := self._take_tail(reader)) and self._off.cause is None:
             await self._reply.write(tail)
@@ -288,8 +287,8 @@ class Attempt:
         """The replica gave no whole answer, or the client took none."""
         if self._booking.answered is not None:
             return self._booking.answered  # booked in time; only its sending or the body's end was late
-        if self._writing and isinstance(error, TimeoutError):
-            self._reply.gone = True  # it has taken nothing for the whole idle time: as good as gone
+        if self._off.writing and isinstance(error, TimeoutError):
+            self._reply.gone = True  # nothing more is sent to a client that takes nothing
             self._off.cause = Cause.CLIENT_GONE
         self._off.abort_in_background()
         if self._reader is not None:  # where all was said, only the connection's end is missing

@@ -48,6 +48,7 @@ class CallingOff:
         self._hard: asyncio.Timeout | None = None
         self._aborter: asyncio.Task[None] | None = None
         self.cause: Cause | None = None
+        self.writing = False  # bytes are being given to the client
 
     def begin(self, hard: asyncio.Timeout, seconds: float) -> None:
         """The exchange starts inside `hard`, with a first soft limit."""
@@ -75,6 +76,9 @@ class CallingOff:
     def _look(self) -> None:
         if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look)
+        elif self.writing:  # it is the client that takes nothing: as good as gone, and in the way of the rest
+            self.cause = self.cause or Cause.CLIENT_GONE
+            self._leave_within(0.0)
         else:
             self.call_off(Cause.TOO_LATE)
 

@@ -129,7 +129,7 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
     entry = f'keys:\n  - {{id: tour, team: research, sha256: "{key["entry"]["sha256"]}"}}\n'
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/ctxgate.yaml").write_text(
-        tour.typed(example[: example.index("\nkeys:\n") + 1] + entry)
+        tour.typed(example[: example.index("\nkeys:\n") + 1]) + entry
     )
     tour.environment["CTXGATE_KEY"] = key["secret"]
 
