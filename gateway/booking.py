@@ -62,8 +62,16 @@ class Booking:
 
     @staticmethod
     async def _within_reason(step: asyncio.Future[None] | asyncio.Future[bool] | None) -> None:
-        if step is not None and not step.done():
-            await asyncio.wait((step,), timeout=_DURABLE_WITHIN_S)
+        if step is None or step.done():
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(_DURABLE_WITHIN_S, _release, waiter)
+        step.add_done_callback(lambda _: _release(waiter))
+        try:
+            await waiter
+        finally:
+            timer.cancel()
 
     def first_text(self) -> None:
         """Note the time of the first text; only the first call counts."""
@@ -143,3 +151,8 @@ class Booking:
             self._services.prompt_ratios.learn(self._row.model, self._row.body_bytes, usage.prompt)
         if usage.output.certainty is Certainty.MEASURED and usage.output.value and self.text_bytes:
             self._services.output_ratios.learn(self._row.model, self.text_bytes, usage.output.value)
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

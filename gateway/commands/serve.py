@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import platform
 import signal
@@ -29,6 +30,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 64 * 2**20
+_COLLECT_EVERY: Final = 20_000  # new containers
 _LARGEST_IN_HEAP: Final = 32 * 2**20
 
 
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     server = make_server(Application(config), args.log_level)
+    spare_the_collector()
     host, bound = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"ctxgate listening on http://{shown}:{bound}", flush=True)
@@ -133,6 +136,16 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def spare_the_collector() -> None:
+    """Leave what is loaded now out of every garbage collection, and collect seldom.
+
+    Requests leave hardly any cycles behind, so that most collections walk the same modules for nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 20, 100)
 
 
 def make_server(
