@@ -103,7 +103,7 @@ class Application:
             log.warning("request %s was cut off at the end of the shutdown's grace", request_id)
         except ClientGone:
             pass  # it left before its request was whole: there is nobody to answer and nothing to book
-        except Exception:
+        except Exception:  # whatever the defect, its client gets an answer, and the server goes on
             log.exception("request %s failed", request_id)
             if not reply.started:
                 internal = Refused(Kind.INTERNAL, "The gateway failed to handle this request.")

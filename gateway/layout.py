@@ -65,7 +65,7 @@ class LayoutStage:
             self._dropped("store")
         except Invalid as invalid:
             self._dropped("longer" if invalid.reason == "longer" else "invalid")
-        except Exception:
+        except Exception:  # no defect in layout may fail a request that works without it
             log.exception("layout of request %s failed", inbound.request_id)
             self._dropped("defect")
         return Laid(inbound.body)

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxgate.gateway.fleet import steady_us
 from ctxgate.inference.estimate import TokenRatio
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ def noted(step: asyncio.Future[Any]) -> None:
     """A ledger step's failure is known: the ledger logs it, and not every attempt waits to hear of it."""
     if not step.cancelled():
         step.exception()
-
-
-def steady_us() -> int:
-    """Microseconds of a clock that never steps back, for durations."""
-    return time.monotonic_ns() // 1000
 
 
 def random_id() -> str:
