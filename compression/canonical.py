@@ -105,9 +105,7 @@ def _parse(raw: bytes) -> _Value:
         text = raw.decode("utf-8", "surrogatepass")
         if text.count("[") + text.count("{") > MAX_DEPTH:
             _check_depth(text)
-        value: _Value = json.loads(
-            text, parse_int=_integer, parse_float=_float, parse_constant=_refuse, object_pairs_hook=dict
-        )
+        value: _Value = _DECODER.decode(text)
     except NotJson:
         raise
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError; its text may quote the input
@@ -137,3 +135,8 @@ def _float(text: str) -> _Number:
 
 def _refuse(name: str) -> NoReturn:
     raise NotJson(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_int=_integer, parse_float=_float, parse_constant=_refuse, object_pairs_hook=dict
+)

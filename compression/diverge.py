@@ -9,6 +9,7 @@ Cost: linear in the bytes. Equal elements are compared as bytes and never decode
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, AnyStr, Final
@@ -48,6 +49,9 @@ _MOVED: Final = (
     DivergenceKind.HISTORY_TRUNCATED,
 )
 _NULL: Final = msgspec.Raw(b"null")
+# Characters on each side of a difference that are searched for volatile text: a long text takes a while.
+_AROUND: Final = 1024
+_SPACE: Final = re.compile(r"\s")
 
 
 class NotChat(ValueError):
@@ -200,8 +204,15 @@ def _history_site(
 def volatile_at_difference(before: str, after: str) -> VolatileKind | None:
     """The kind of the volatile span in which two texts first differ, None unless both have one there."""
     at = common_prefix(before, after)
+    start = max(at - _AROUND, 0)
+    if start and (space := _SPACE.search(before, start, at)):
+        start = space.end()  # half a word may look like something else
     one, two = (
-        {(span.start, span.kind) for span in find_volatile(text) if span.start <= at <= span.end}
+        {
+            (span.start, span.kind)
+            for span in find_volatile(text[start : at + _AROUND])
+            if span.start <= at - start <= span.end
+        }
         for text in (before, after)
     )
     both = sorted(one & two)

@@ -1,59 +1,63 @@
-"""The layout level `safe`: the form first seen is the form sent.
+"""Lays a chat request out so that the prefix cache of its engine keeps hitting.
 
-Clients reorder tools, keys and white space between two turns of one conversation, and every such turn
-is a new prompt to the prefix cache. Here each part that has been sent before goes out again in the text
-of its first sight, and the tools keep their order:
+    facts of the messages and tools          `look`
+    -> what leaves its place                 `taking` (levels declared, learned)
+    -> blocks of the head in their order     `learned` (level learned)
+    -> forms first seen                      `first_forms`
+    -> notes at the end of user turns        `notes` (levels declared, learned)
+    -> edits on the client's bytes, each with its reason
 
-- tools of this conversation keep their order; new ones follow, dropped ones stay dropped;
-- a group of tools that is new to the conversation (all of them, at its start) stands in the order in
-  which this tenant first sent that set;
-- a tool or an assistant's tool calls that are equal to ones this tenant has sent go out in their text.
+From the second step on a conversation is known by its messages without volatile text: a clock that
+moves on changes neither which tools' order nor which notes are found.
 
-Nothing is reworded, and nothing that has no earlier form is touched. What was sent before is knowledge
-of a store; this module asks for it and does no I/O itself: `lay_out` is a generator that yields an `Ask`
-and is sent the answer. The same request and the same answers give the same bytes in any process.
+What was sent before is knowledge of a store; this module asks for it and does no I/O itself: `lay_out`
+is a generator that yields an `Ask` and is sent the answer. The same request and the same answers give
+the same bytes in any process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ctxgate.compression.canonical import DIGEST_BYTES
-from ctxgate.compression.chain import chain
+import xxhash
+
+from ctxgate.compression.ask import together
+from ctxgate.compression.chain import NOTHING, Chains
 from ctxgate.compression.dialects.chat import Views
+from ctxgate.compression.first_forms import FormsMemory, Parts, Wanted, first_forms
+from ctxgate.compression.learned import LearnedMemory, learn
+from ctxgate.compression.learned_texts import Declared
+from ctxgate.compression.moved import Moved
+from ctxgate.compression.notes import Said, notes, tail_of
 from ctxgate.compression.plan import PlanEdit
+from ctxgate.compression.policy import SAFE, Level, Policy
 from ctxgate.compression.recent import Recent
+from ctxgate.compression.taking import TakingMemory, check_marks, take
+from ctxgate.compression.texts import end_of_content, escaped
 from ctxgate.inference import wire
 from ctxgate.inference.wire import Edit
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Sequence
 
     import msgspec
 
+    from ctxgate.compression.ask import Asking
     from ctxgate.compression.dialects.chat import Facts, ToolFacts
+    from ctxgate.compression.moved import Passage
+    from ctxgate.compression.notes import Note
     from ctxgate.inference.wire import Body
 
 REMEMBERED_CONVERSATIONS: Final = 100_000
-Order: TypeAlias = "tuple[bytes, ...]"
-"""Digests of tools, in the order in which they are sent."""
+_NOTE_BYTES: Final = 500  # of one conversation, roughly
 
-Text: TypeAlias = "bytes | msgspec.Raw"
-Answer: TypeAlias = "Mapping[bytes, bytes]"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What layout wants to know of a tenant's earlier prompts.
-
-    The answer holds, for every key of `claims`, the text that was claimed first under that key, now or
-    ever before by any process; and for each of `reads` the text under it, where there is one.
-    """
-
-    claims: Mapping[bytes, Text] = field(repr=False)
-    reads: Sequence[bytes] = ()
+End: TypeAlias = "tuple[int, bytes, bytes]"
+_ABOUT: Final = {  # by (made by this request, kept for later ones)
+    (False, True): "the note that was first sent with this message",
+    (True, True): "a note of what the moved text says now",
+    (True, False): "a note of what the moved text says now, which later requests do not repeat here",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class LayoutResult:
 
     edits: tuple[Edit, ...] = ()
     reasons: tuple[PlanEdit, ...] = ()
+    moved: tuple[Passage, ...] = ()
     dropped: str | None = None  # why no edit is made although some form differs
 
 
@@ -83,54 +88,64 @@ class Memory:
     """
 
     def __init__(self, conversations: int = REMEMBERED_CONVERSATIONS, seed: int = 0) -> None:
+        self.seed = seed
         self.views = Views(seed=seed)
-        self.orders: Recent[bytes, Order] = Recent(conversations)
+        self.chains = Chains(seed)
+        self.forms = FormsMemory(conversations)
+        self.taking = TakingMemory(self.views, seed)
+        self.learned = LearnedMemory(conversations)
+        self.notes: Recent[bytes, Said] = Recent(conversations * _NOTE_BYTES, Said.size)
+        self.ends: Recent[bytes, tuple[End | None]] = Recent(conversations)
 
 
 def look(body: Body, messages: Sequence[msgspec.Raw], tenant: str, memory: Memory) -> Prompt:
     """The facts of a request's messages and tools; only what was never seen is decoded."""
-    facts = tuple(memory.views.message(tenant, raw) for raw in messages)
-    return Prompt(facts, _tools(body, tenant, memory))
+    return Prompt(memory.views.messages(tenant, messages), look_at_tools(body, tenant, memory))
 
 
 def lay_out(
-    body: Body, messages: Sequence[msgspec.Raw], prompt: Prompt, tenant: str, memory: Memory
-) -> Generator[Ask, Answer, LayoutResult]:
-    """The edits of one request. Yields what it wants to know, and must be sent the answers."""
-    claims: dict[bytes, Text] = {
-        facts.digest: raw for facts, raw in zip(prompt.facts, messages, strict=True) if facts.varies
-    }
-    tools: Sequence[msgspec.Raw] = ()
-    hashes: list[bytes] = []
-    if prompt.tools:
-        tools = body.items("tools")
-        hashes = chain(tenant, (facts.digest for facts in prompt.facts))
-        claims |= {facts.digest: raw for facts, raw in zip(prompt.tools, tools, strict=True)}
-    order, unread = _remembered(hashes, memory)
-    if not claims:
-        return UNCHANGED
-    forms = yield Ask(claims, unread)
-    for key in unread:  # longest prefix first
-        if key in forms:
-            order = _unpacked(forms[key])
-            break
-    wanted_tools: list[bytes] = []
-    if prompt.tools:
-        digests = tuple(facts.digest for facts in prompt.tools)
-        here = hashes[-1]
-        placed = yield from _placed(order, digests, here, claimed=here in forms)
-        memory.orders.put(here, placed.kept)
-        wanted_tools = [forms[digest] for digest in placed.sent]
-    wanted = [forms[facts.digest] if facts.varies else None for facts in prompt.facts]
-    return _result(body, _differing(messages, wanted), _differing(tools, wanted_tools))
+    body: Body,
+    messages: Sequence[msgspec.Raw],
+    prompt: Prompt,
+    tenant: str,
+    memory: Memory,
+    policy: Policy = SAFE,
+) -> Asking[LayoutResult]:
+    """The edits of one request. Yields what it wants to know, and must be sent the answers.
+
+    Raises `MarkError` where the client's marks are not understood.
+    """
+    moved, tail = Moved(prompt.facts), None
+    if not policy.moves():
+        check_marks(messages, prompt.facts, memory.taking)
+    else:
+        tail = _tail(messages, prompt.facts, memory)
+        moved = take(messages, prompt.facts, tenant, policy, memory.taking, movable=tail is not None)
+    if policy.level is Level.LEARNED:
+        marks = check_marks(messages, prompt.facts, memory.taking)
+        declared = Declared(messages, moved, marks, prompt.tools or ())
+        moved = yield from learn(declared, tenant, memory.views, memory.learned, tail=tail is not None)
+    tools = body.items("tools") if prompt.tools else ()
+    named = tools or moved.passages or any(facts.calls for facts in moved.facts)
+    chain = memory.chains.of(tenant, moved.facts) if named else NOTHING
+    texts = [moved.texts.get(at, raw) for at, raw in enumerate(messages)] if moved.texts else messages
+    parts = Parts(texts, moved.facts, tools, prompt.tools or (), chain)
+    forms = first_forms(parts, policy.rules, memory.forms)
+    if tail is None or not moved.passages:
+        wanted = yield from forms
+        return _result(body, texts, moved, wanted, (), memory)
+
+    def wrapping(at: int) -> int:
+        end = _end(texts[at], memory)
+        return 0 if end is None else len(end[1]) + len(end[2])
+
+    asked = notes(prompt.facts, moved, tail, chain.hashes, memory.notes, wrapping)
+    wanted, found = yield from together(forms, asked)
+    return _result(body, texts, moved, wanted, found, memory)
 
 
-def set_key(tools: Sequence[bytes]) -> bytes:
-    """The key under which the first order of a set of tools is kept; the order given does not count."""
-    return blake2b(b"".join(sorted(tools)), digest_size=DIGEST_BYTES, person=b"ctxgate set").digest()
-
-
-def _tools(body: Body, tenant: str, memory: Memory) -> tuple[ToolFacts, ...] | None:
+def look_at_tools(body: Body, tenant: str, memory: Memory) -> tuple[ToolFacts, ...] | None:
+    """The facts of a request's tools; None where their order and text are the client's business."""
     if body.kind("tools") != "[":
         return None
     found = [memory.views.tool(tenant, raw) for raw in body.items("tools")]
@@ -141,66 +156,80 @@ def _tools(body: Body, tenant: str, memory: Memory) -> tuple[ToolFacts, ...] | N
     return tools
 
 
-def _remembered(hashes: Sequence[bytes], memory: Memory) -> tuple[Order, list[bytes]]:
-    """The order of the longest prefix this process remembers, and the longer ones, longest first."""
-    for position in range(len(hashes) - 1, -1, -1):
-        order = memory.orders.get(hashes[position])
-        if order is not None:
-            return order, list(reversed(hashes[position + 1 :]))
-    return (), list(reversed(hashes))
+def _tail(messages: Sequence[msgspec.Raw], facts: Sequence[Facts], memory: Memory) -> int | None:
+    """The message that can hold this request's note, if there is one."""
+    tail = tail_of(facts)
+    return None if tail is None or _end(messages[tail], memory) is None else tail
+
+
+def _end(message: msgspec.Raw | bytes, memory: Memory) -> End | None:
+    """See `end_of_content`; a message that is known is not decoded again."""
+    key = xxhash.xxh3_128_digest(memoryview(message), memory.seed)
+    end = memory.ends.get(key)
+    if end is None:
+        end = (end_of_content(bytes(message)),)
+        memory.ends.put(key, end)
+    return end[0]
+
+
+def _result(
+    body: Body,
+    messages: Sequence[msgspec.Raw | bytes],
+    moved: Moved,
+    wanted: Wanted,
+    found: Sequence[Note],
+    memory: Memory,
+) -> LayoutResult:
+    """The edits that bring the body to its new form. `messages` are those after taking."""
+    edits: list[Edit] = []
+    reasons: dict[str, list[str]] = {}
+    if wanted.tools:
+        spans = wire.array_spans(body, "tools")
+        if spans is None:
+            return LayoutResult(dropped="hidden")
+        edits += (Edit(*spans[at], text) for at, text in wanted.tools.items())
+        reasons["tools"] = ["the tools in the order and text they were first sent in"]
+    texts = {**moved.texts, **wanted.messages}
+    if texts or found:
+        spans = wire.array_spans(body, "messages")
+        if spans is None:
+            return LayoutResult(dropped="hidden")
+        added = {
+            note.message: _addition(texts.get(note.message, messages[note.message]), note, memory)
+            for note in found
+        }
+        edits += (
+            Edit(*spans[at], text if at not in added else added[at].joined(text))
+            for at, text in texts.items()
+        )
+        edits += (
+            Edit(spans[at][0] + each.place, spans[at][0] + each.place, each.text)
+            for at, each in added.items()
+            if at not in texts
+        )
+    for reason in moved.reasons:
+        reasons.setdefault(reason.field, []).append(reason.reason)
+    for at in wanted.messages:
+        reasons.setdefault(f"messages[{at}]", []).append("the text in which this message was first sent")
+    for note in found:
+        reasons.setdefault(f"messages[{note.message}]", []).append(_ABOUT[note.new, note.frozen])
+    told = tuple(PlanEdit(field, "; ".join(reason)) for field, reason in reasons.items())
+    return LayoutResult(tuple(edits), told, moved.passages)
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    sent: Order  # this request's tools
-    kept: Order  # what is known at its prefix from now on, to any process
+class _Addition:
+    place: int
+    text: bytes
+
+    def joined(self, message: bytes) -> bytes:
+        return message[: self.place] + self.text + message[self.place :]
 
 
-def _placed(order: Order, tools: Order, here: bytes, *, claimed: bool) -> Generator[Ask, Answer, _Placed]:
-    """Where each of a request's tools stands. A change of order is claimed at the request's own prefix.
-
-    A prefix has one order for ever: where another request has claimed it (`claimed`), that one counts.
-    """
-    sent, before = set(tools), set(order)
-    group = tuple(tool for tool in tools if tool not in before)
-    if len(group) > 1:
-        key = set_key(group)
-        group = _unpacked((yield Ask({key: b"".join(group)}))[key])
-    placed = (*(tool for tool in order if tool in sent), *group)
-    if placed == order or claimed:
-        return _Placed(placed, order)
-    first = _unpacked((yield Ask({here: b"".join(placed)}))[here])
-    if first == placed:
-        return _Placed(placed, placed)
-    return (yield from _placed(first, tools, here, claimed=True))
-
-
-def _unpacked(text: bytes) -> Order:
-    return tuple(text[at : at + DIGEST_BYTES] for at in range(0, len(text), DIGEST_BYTES))
-
-
-def _differing(items: Sequence[msgspec.Raw], wanted: Sequence[bytes | None]) -> dict[int, bytes]:
-    """By position: the text to send, where it is another than the client's."""
-    return {
-        at: text
-        for at, (raw, text) in enumerate(zip(items, wanted, strict=True))
-        if text is not None and (memoryview(raw).nbytes != len(text) or bytes(raw) != text)
-    }
-
-
-def _result(body: Body, messages: Mapping[int, bytes], tools: Mapping[int, bytes]) -> LayoutResult:
-    edits: list[Edit] = []
-    reasons: list[PlanEdit] = []
-    for name, texts, reason in (
-        ("tools", tools, "the tools in the order and text they were first sent in"),
-        ("messages", messages, "the text in which this message was first sent"),
-    ):
-        if not texts:
-            continue
-        spans = wire.array_spans(body, name)
-        if spans is None:
-            return LayoutResult(dropped="hidden")
-        edits += (Edit(*spans[at], text) for at, text in texts.items())
-        places = ("tools",) if name == "tools" else (f"messages[{at}]" for at in texts)
-        reasons += (PlanEdit(place, reason) for place in places)
-    return LayoutResult(tuple(edits), tuple(reasons))
+def _addition(message: msgspec.Raw | bytes, note: Note, memory: Memory) -> _Addition:
+    """A note as bytes to insert into a message."""
+    end = _end(message, memory)
+    if end is None:
+        raise ValueError("a note was kept for a message that takes none")
+    place, before, after = end
+    return _Addition(place, before + escaped(note.text) + after)

@@ -44,16 +44,18 @@ def plan(
     served_model: str | None,
     continuous_usage: bool,
     laid: tuple[PlanEdit, ...] = (),
+    cache_salt: str | None = None,
 ) -> PromptPlan:
     """The body as it goes upstream; `laid` are the layout's edits, which it already carries.
 
     A stream is asked for its usage, which the client sees only if it asked too; the model's name is
-    replaced where the engine knows it by another. Everything else is the client's own bytes.
+    replaced where the engine knows it by another; `cache_salt` keeps other tenants out of the prompt's
+    cache blocks. Everything else is the client's own bytes.
     """
     edits = list(laid)
-    outgoing: Pieces = (body.raw,)
+    members: dict[str, bytes] = {}
     if served_model is not None:
-        outgoing = wire.with_member(body, "model", msgspec.json.encode(served_model))
+        members["model"] = msgspec.json.encode(served_model)
         edits.append(PlanEdit("model", "the engine's name of the model"))
     wanted = stream_options(body) if stream else {}
     asked = wanted.get("include_usage") is True
@@ -63,17 +65,20 @@ def plan(
         options = {**wanted, "include_usage": True}
         if inject_continuous:
             options["continuous_usage_stats"] = True
-        value = msgspec.json.encode(options)
-        # A renamed model leaves pieces behind; joined, they are a body again.
-        renamed = body if served_model is None else wire.parse(b"".join(outgoing))
-        outgoing = wire.with_member(renamed, "stream_options", value)
+        members["stream_options"] = msgspec.json.encode(options)
         edits.append(PlanEdit("stream_options", "usage of the stream, for the ledger"))
+    if cache_salt is not None:
+        members["cache_salt"] = msgspec.json.encode(cache_salt)
+        edits.append(PlanEdit("cache_salt", "the tenant's own part of the prefix cache"))
+    outgoing = wire.with_members(body, members) if members else (body.raw,)
     return PromptPlan(outgoing, tuple(edits), len(laid), stream and not asked, inject_continuous)
 
 
-def untouched(body: Body) -> PromptPlan:
-    """The client's own bytes, with nothing added."""
-    return PromptPlan((body.raw,))
+def untouched(body: Body, cache_salt: str | None = None) -> PromptPlan:
+    """The client's own bytes, with nothing added but the salt: a failed plan is no way past isolation."""
+    if cache_salt is None:
+        return PromptPlan((body.raw,))
+    return PromptPlan(wire.with_member(body, "cache_salt", msgspec.json.encode(cache_salt)))
 
 
 def stream_options(body: Body) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,6 +38,13 @@ class Recent(Generic[K, V]):
             if value is not None:
                 self.put(key, value)
         return value
+
+    def get_all(self, keys: Sequence[K]) -> list[V | None]:
+        """The value of each key, as `get` gives it; much cheaper for many keys that are known."""
+        found = list(map(self._young.get, keys))
+        for at in [at for at, value in enumerate(found) if value is None]:
+            found[at] = self.get(keys[at])
+        return found
 
     def put(self, key: K, value: V) -> None:
         """Keep a value. One that weighs more than half of the limit is not kept."""

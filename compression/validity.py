@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.notes import FLOOR
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,21 +31,42 @@ class Invalid(Exception):
 def check_same(before: Prompt, after: Prompt) -> None:
     """Check that a rewritten prompt is the same prompt in another form. Raises `Invalid`.
 
-    The same messages in the same order, the same tools (each once, in any order), and no call or result
-    that is worse off than before.
+    The same messages in the same order, the same tools (each once, in any order), each result that of the
+    same call whatever the calls are named, and no call or result that is worse off than before. What text
+    moved is `reverted` first.
     """
     if len(after.facts) != len(before.facts):
         raise Invalid("count")
-    if [facts.role for facts in after.facts] != [facts.role for facts in before.facts]:
+    # What one request and its rewrite share is the same object, and equal to itself.
+    pairs = [pair for pair in zip(before.facts, after.facts, strict=True) if pair[0] is not pair[1]]
+    if [old.role for old, _ in pairs] != [new.role for _, new in pairs]:
         raise Invalid("roles")
-    if [facts.digest for facts in after.facts] != [facts.digest for facts in before.facts]:
+    if [old.nameless for old, _ in pairs] != [new.nameless for _, new in pairs]:
         raise Invalid("messages")
-    if pairing_faults(after.facts) - pairing_faults(before.facts):
-        raise Invalid("pairing")
+    if [(old.calls, old.answers) for old, _ in pairs] != [(new.calls, new.answers) for _, new in pairs]:
+        if answered(after.facts) != answered(before.facts):
+            raise Invalid("pairing")
+        if pairing_faults(after.facts) - pairing_faults(before.facts):
+            raise Invalid("pairing")
     if (before.tools is None) != (after.tools is None):
         raise Invalid("tools")
     if Counter(before.tools or ()) != Counter(after.tools or ()):
         raise Invalid("tools")
+
+
+def answered(messages: Sequence[Facts]) -> list[tuple[int, int] | None]:
+    """For each tool result, in order, the call that it answers: its message, and which one of that message.
+
+    None where there is no such call. Of calls with one id the last one before the result counts.
+    """
+    calls: dict[str, tuple[int, int]] = {}
+    found: list[tuple[int, int] | None] = []
+    for at, facts in enumerate(messages):
+        if facts.role == "tool":
+            found.append(calls.get(facts.answers or ""))
+        else:
+            calls |= {id_: (at, number) for number, id_ in enumerate(facts.calls)}
+    return found
 
 
 def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
@@ -70,13 +93,16 @@ def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
     return faults
 
 
-def check_length(before: Prompt, after: Prompt) -> None:
+def check_length(before: Prompt, after: Prompt, *, notes: bool = False) -> None:
     """Check that edits make a prompt at most 1 % longer. Raises `Invalid`.
 
     What counts is what the prompt says: white space, escapes and null members are read away by every
-    engine before a template sees the rest.
+    engine before a template sees the rest. With `notes`, short prompts may grow by FLOOR bytes for the
+    frozen ones, and any by twice as many for the newest: its heading, its labels and the placeholders.
     """
-    if size_of(after) > size_of(before) * (1 + MAX_GROWTH):
+    size = size_of(before)
+    bound = max(size * MAX_GROWTH, FLOOR) + 2 * FLOOR if notes else size * MAX_GROWTH
+    if size_of(after) > size + bound:
         raise Invalid("longer")
 
 

@@ -14,6 +14,7 @@ estimated and marked so.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -28,9 +29,10 @@ from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.signs import error_code
 from ctxgate.gateway.upstream_errors import pass_on
 from ctxgate.inference import rates
+from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
 from ctxgate.inference.client import AnswerTooLarge, Dropped, Unreachable
-from ctxgate.inference.sse import EventTooLarge, SseSplitter
+from ctxgate.inference.sse import EventTooLarge
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
 
 if TYPE_CHECKING:
@@ -66,16 +68,14 @@ class Attempt:
         self._inbound = held.routed.planned.allowed.identified.inbound
         self._terms = metering.terms_of(
             held,
-            reports_cached=self._record.reports_cached,
+            reports_cached=self._record.reports_cached is True,
             fingerprint=self._record.fingerprint,
             window=self._record.windows.get(held.routed.planned.allowed.model.engine_name),
         )
         self._booking = Booking(services, held)
         self._off = CallingOff(services, held, self._terms.dialect.prompts)
-        self._splitter = SseSplitter()
         self._reader: StreamReader | None = None
-        self._done_event = b""
-        self._costed = False
+        self._passing: StreamRelay | None = None
         self._headers_came = False
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
@@ -156,6 +156,7 @@ class Attempt:
         usage = self._booking.noted(
             metering.usage_of_answer(facts, self._terms.dialect, self._inbound.surface, self._booking.basis())
         )
+        await self._services.misses.compared(self._held)
         cause = self._off.cause
         if cause is not Cause.CLIENT_GONE and not metering.was_aborted(facts.finish_reasons):
             cause = None  # the answer was whole before the engine heard of it
@@ -188,64 +189,26 @@ class Attempt:
     async def _stream(self, response: UpstreamResponse) -> Answered:
         """A stream: every event leaves as it comes, only `[DONE]` waits until the call is booked."""
         reader = self._reader = StreamReader(self._terms)
+        passing = self._passing = StreamRelay(reader, partial(self._with_cost, reader))
         await self._reply.start(response.status, [*EVENT_STREAM, *self.headers()])
         idle_s = self._services.config.limits.idle_timeout_s
         while not reader.done and (chunk := await response.next_chunk()):
-            out = self._take(reader, chunk)
+            out = passing.take(chunk)
+            if reader.content_events:
+                self._booking.first_text()
             if out and self._off.cause is None:
                 self._off.writing = True
                 await self._reply.write(out)
                 self._off.writing = False
             self._off.wait_at_most(idle_s)
-        if (tail := self._take_tail(reader)) and self._off.cause is None:
+        if (tail := passing.close()) and self._off.cause is None:
             await self._reply.write(tail)
+        await self._services.misses.compared(self._held)
         answered = await self._stream_ended(reader, clean_eof=True)
         await response.drain(_AFTER_DONE_S)  # only the body's end is left: then its connection is used again
         return answered
 
-    def _take(self, reader: StreamReader, chunk: bytes) -> bytes:
-        """The bytes to forward for one chunk; `[DONE]` is kept back."""
-        out: list[bytes] = []
-        while chunk:
-            length = reader.skim(chunk) if self._splitter.empty else 0
-            if length:
-                out.append(chunk[:length])
-            else:
-                # Before the first text an event is read at a time, so that the rest can be skimmed.
-                first = not reader.content_events and self._splitter.empty
-                length = chunk.find(b"\n\n") + 2 if first else len(chunk)
-                length = length if length > 1 else len(chunk)
-                out += self._read(reader, chunk[:length])
-            chunk = chunk[length:]
-        if reader.content_events:
-            self._booking.first_text()
-        return out[0] if len(out) == 1 else b"".join(out)
-
-    def _read(self, reader: StreamReader, chunk: bytes) -> list[bytes]:
-        """The events of a chunk that go on to the client."""
-        out: list[bytes] = []
-        for event in self._splitter.feed(chunk):
-            forwarded = reader.on_event(event)
-            if reader.done:
-                self._done_event = self._done_event or forwarded or b""
-            elif forwarded is not None:
-                if reader.meter.closed and not self._costed:
-                    forwarded = self._with_cost(reader, forwarded)
-                out.append(forwarded)
-        return out
-
-    def _take_tail(self, reader: StreamReader) -> bytes:
-        """The bytes to forward of a last event that came without its blank line."""
-        if self._done_event:
-            return b""
-        tail = reader.close(self._splitter.tail())
-        if not reader.done:
-            return tail
-        self._done_event = tail
-        return b""
-
     def _with_cost(self, reader: StreamReader, event: bytes) -> bytes:
-        self._costed = True
         cost = self._booking.charge(self._booking.usage_of(reader)).total
         return event if cost is None else metering.with_cost(event, cost)
 
@@ -276,7 +239,7 @@ class Attempt:
     def _last_bytes(self, outcome: Outcome) -> bytes:
         """`[DONE]` for a whole answer, an error event for a cut one, nothing after an engine's own error."""
         if outcome is Outcome.COMPLETED:
-            return self._done_event
+            return b"" if self._passing is None else self._passing.end_marker
         if outcome is Outcome.TRUNCATED:
             return truncation_event()
         if outcome in (Outcome.TIMED_OUT, Outcome.SHUTDOWN):
@@ -328,6 +291,10 @@ class Attempt:
             (b"x-ctxgate-replica", self._row.replica.encode()),
             (b"x-ctxgate-task", quote(self._row.task, safe=_PRINTABLE).encode()),
         ]
+        if self._row.predicted_cached_tokens is not None:
+            headers.append((b"x-ctxgate-expected-cached", b"%d" % self._row.predicted_cached_tokens))
+        if (miss := self._booking.miss) is not None:
+            headers.append((b"x-ctxgate-miss", miss.header()))
         planned = self._held.routed.planned
         if planned.plan.layout_edits:
             layout = f"{planned.level}; edits={planned.plan.layout_edits}"

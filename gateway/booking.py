@@ -16,6 +16,7 @@ from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 
 if TYPE_CHECKING:
     from ctxgate.gateway.flow import Held
+    from ctxgate.gateway.miss import Miss
     from ctxgate.gateway.services import Services
     from ctxgate.inference.chat_stream import StreamReader
     from ctxgate.inference.rates import Charge
@@ -42,6 +43,7 @@ class Booking:
         self.answered: Answered | None = None
         self.text_bytes = 0
         self.engine_error: bytes | None = None  # reported inside an answer of status 200
+        self._miss: Miss | None = None
 
     def open(self) -> None:
         """Queue the opening row."""
@@ -100,8 +102,19 @@ class Booking:
             self._held, outcome, status, reason, self._ttft_us, usage, retriable, connection_lost
         )
         self.answered = answered
+        findings = self._record.findings.get(self._held.routed.planned.allowed.model.engine_name)
+        miss = self._miss = self._services.misses.settled(self._held, usage, now_us, findings)
         row = AttemptSettled(
-            self._row.attempt_id, outcome, status, reason, self._ttft_us, total_us, now_us, usage, charge
+            self._row.attempt_id,
+            outcome,
+            status,
+            reason,
+            self._ttft_us,
+            total_us,
+            now_us,
+            usage,
+            charge,
+            miss,
         )
         self._settled = self._services.ledger.settle(row)
         self._settled.add_done_callback(noted)
@@ -109,9 +122,14 @@ class Booking:
         sign = sign_of(outcome, status, self.engine_error, connected=usage != NOTHING_USED)
         root = self._held.routed.planned.allowed.identified.root
         self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
-        self._services.telemetry.settled(Settled(answered, charge), total_us)
+        self._services.telemetry.settled(Settled(answered, charge, miss), total_us)
         self._learn(usage)
         return answered
+
+    @property
+    def miss(self) -> Miss | None:
+        """Why the attempt misses the cache: as foreseen, and as it was once that is known."""
+        return self._miss if self.answered is not None else self._services.misses.foreseen(self._held)
 
     def charge(self, usage: Usage) -> Charge:
         """The price of a usage at the rates of the day the attempt was opened."""

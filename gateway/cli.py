@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "serve": "run the gateway in front of the pools of a configuration",
     "check": "check a configuration; errors name file, line and field",
+    "pools": "ask the replicas of the pools what they report and how they render",
     "keys": "make client keys; only their hashes are stored",
     "report": "tokens and dollars by task, team, pool, model or day",
     "explain": "what a request would miss of the cache another one left; nothing is sent",

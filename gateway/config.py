@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ctxgate.compression.volatile import VolatileKind
     from ctxgate.inference.rates import RateCard
 
 
@@ -51,6 +53,8 @@ class Pool:
     abort: bool = True  # the replicas accept /inference/v1/abort_requests (vLLM --enable-scale-out)
     continuous_usage: bool = False  # ask for running usage on every chunk; for pools without `abort`
     usage_convention: str = "inclusive"  # prompt tokens include cached ones; "exclusive" where not
+    cache_isolation: str = "team"  # who shares cached blocks: "team", "organisation" or "none" (everybody)
+    probe: bool = True  # ask the replicas at start what they report and how their template renders
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,9 @@ class Team:
 
     name: str
     organisation: str
-    layout: str = "off"  # the highest layout level of its requests: "off" or "safe"
+    layout: str = "off"  # the highest layout level of its requests, one of compression.policy.Level
+    kinds: frozenset[VolatileKind] = frozenset()  # volatile text of the head, by the detector's kinds
+    patterns: tuple[re.Pattern[str], ...] = ()  # and by expressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +105,4 @@ class Config:
     keys: tuple[Key, ...]
     docs: bool = True
     teams: Mapping[str, Team] = field(default_factory=dict)
+    cache_salt_secret: bytes | None = field(default=None, repr=False)  # None: the store keeps one

@@ -33,6 +33,8 @@ _TITLES: Final = {
     "pools.NAME.rates.tiers[]": "prices for long prompts",
     "models.NAME": "one model",
     "teams.NAME": "one team",
+    "teams.NAME.layout": "layout for the prefix cache",
+    "teams.NAME.layout.volatile[]": "text that changes",
     "keys[]": "one client key",
 }
 

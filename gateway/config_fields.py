@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ctxgate.compression.policy import LEVELS, Level
+from ctxgate.compression.volatile import VolatileKind
+from ctxgate.gateway.cache_salt import Isolation
 from ctxgate.gateway.config import Limits, Listen
 from ctxgate.gateway.config_kinds import (
     DAY,
@@ -19,6 +22,7 @@ from ctxgate.gateway.config_kinds import (
     seconds,
     whole,
 )
+from ctxgate.gateway.config_pattern import EXPRESSION
 from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
 from ctxgate.inference import wire
 
@@ -162,8 +166,23 @@ CONVENTION: Final = Field(
     "Whether the prompt tokens that the replicas report include the cached ones. vLLM: `inclusive`.",
     "inclusive",
 )
+ISOLATION: Final = Field(
+    "cache_isolation",
+    choice(*Isolation),
+    "Who shares cached prompts, by a `cache_salt` added to chat and completion requests. `team`: keys of one "
+    "team. `organisation`: its teams too. `none`: everybody, and nothing is added; then a client can tell "
+    "by the time to the first token whether another one has sent a prompt.",
+    Isolation.TEAM.value,
+)
+PROBE: Final = Field(
+    "probe",
+    FLAG,
+    "Ask each replica, when it is first seen and after an outage, whether it reports cached tokens and how "
+    "its chat template renders; a few short calls, booked to the organisation `ctxgate`.",
+    True,
+)
 POOL_SECTION: Final = Section(
-    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION),
+    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION, ISOLATION, PROBE),
     {
         "api_key": _NO_SECRETS + "name an environment variable in api_key_env",
         "urls": "is not a known field; replicas takes plain URLs",
@@ -193,13 +212,40 @@ ORGANISATION: Final = Field(
     "The organisation that the team belongs to.",
     required=True,
 )
+LAYOUT_LEVEL: Final = Field(
+    "level",
+    choice(*LEVELS),
+    "How far prompts are laid out anew for the prefix cache; each level does what the ones before it do. "
+    "`off`: they leave as they came. `safe`: tools, their schemas and tool calls that are equal to ones the "
+    "team sent before go out in the order and text of their first sight. `declared`: text that is declared "
+    "volatile, by `volatile` or by the client's marks, moves from where it stands to a note at the end of "
+    "the last user turn. `learned`: so do blocks of the leading system messages that were seen to change. "
+    "A request may ask for less with `x-ctxgate-layout`.",
+    Level.OFF.value,
+)
+VOLATILE_KIND: Final = Field(
+    "kind", choice(*VolatileKind), "What the detector finds of this kind, such as `clock` or `git`."
+)
+VOLATILE_PATTERN: Final = Field(
+    "pattern",
+    EXPRESSION,
+    "What this expression matches, or its group `value` where it has one; `^` and `$` are the ends of lines.",
+)
+VOLATILE_SECTION: Final = Section((VOLATILE_KIND, VOLATILE_PATTERN))
+VOLATILE: Final = Field(
+    "volatile",
+    ListOf(Short(VOLATILE_SECTION, VOLATILE_KIND)),
+    "What in the leading system and developer messages changes from request to request. Used from the level "
+    "`declared` on.",
+    (),
+    default_text="only what clients mark",
+)
+LAYOUT_SECTION: Final = Section((LAYOUT_LEVEL, VOLATILE))
 LAYOUT: Final = Field(
     "layout",
-    choice("off", "safe"),
-    "How prompts are laid out for the prefix cache. `off`: they leave as they came. `safe`: tools, their "
-    "schemas and tool calls that are equal to ones the team sent before go out in the order and text of "
-    "their first sight. A request may ask for less with `x-ctxgate-layout`.",
-    "off",
+    Short(LAYOUT_SECTION, LAYOUT_LEVEL),
+    "How prompts are laid out for the prefix cache.",
+    default_text="`off`",
 )
 TEAM_SECTION: Final = Section((ORGANISATION, LAYOUT), {"organization": "is spelled organisation here"})
 KEY_ID: Final = Field(
@@ -259,4 +305,11 @@ KEYS: Final = Field(
     default_text="none",
 )
 DOCS: Final = Field("docs", FLAG, "Serve the API reference at `/docs`.", True)
-ROOT: Final = Section((LISTEN, STORE, LIMITS, POOLS, MODELS, TEAMS, KEYS, DOCS))
+CACHE_SALT_ENV: Final = Field(
+    "cache_salt_env",
+    VARIABLE,
+    "Environment variable with the secret, of 16 characters or more, that cache salts are made with. Give "
+    "all gateways of one fleet the same: with another secret every cache is cold.",
+    default_text="a random one, made once and kept in the store",
+)
+ROOT: Final = Section((LISTEN, STORE, LIMITS, POOLS, MODELS, TEAMS, KEYS, CACHE_SALT_ENV, DOCS))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway import config_fields as f
 from ctxgate.gateway.config import Config, Key, Limits, Listen, Model, Pool, Replica, Team
 from ctxgate.gateway.config_rules import check
@@ -94,6 +95,7 @@ def _text(path: Path | str) -> str:
 def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
     store = root.get(f.STORE)
     teams = _teams(root)
+    variable = root.get(f.CACHE_SALT_ENV)
     return Config(
         listen=_listen(root.get(f.LISTEN)),
         store=folder / (f.SQLITE.default if store is None else store[f.SQLITE]),
@@ -107,6 +109,7 @@ def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
         keys=_keys(root, teams),
         docs=root[f.DOCS],
         teams=MappingProxyType(teams),
+        cache_salt_secret=None if variable is None else environ[variable].encode("utf-8", "surrogateescape"),
     )
 
 
@@ -140,6 +143,8 @@ def _pool(name: str, values: Values, environ: Mapping[str, str]) -> Pool:
         abort=values[f.ABORT],
         continuous_usage=values[f.CONTINUOUS],
         usage_convention=values[f.CONVENTION],
+        cache_isolation=values[f.ISOLATION],
+        probe=values[f.PROBE],
     )
 
 
@@ -181,7 +186,19 @@ def _teams(root: Values) -> dict[str, Team]:
 
 
 def _team(name: str, values: Values) -> Team:
-    return Team(name, values[f.ORGANISATION], values[f.LAYOUT])
+    layout = values.get(f.LAYOUT)
+    if layout is None:
+        return Team(name, values[f.ORGANISATION])
+    declared = [entry.value for entry in layout[f.VOLATILE]]
+    kinds = [entry.get(f.VOLATILE_KIND) for entry in declared]
+    patterns = [entry.get(f.VOLATILE_PATTERN) for entry in declared]
+    return Team(
+        name,
+        values[f.ORGANISATION],
+        layout[f.LAYOUT_LEVEL],
+        frozenset(VolatileKind(kind) for kind in kinds if kind is not None),
+        tuple(pattern for pattern in patterns if pattern is not None),
+    )
 
 
 def _keys(root: Values, teams: Mapping[str, Team]) -> tuple[Key, ...]:

@@ -5,8 +5,9 @@ Works on partly read files, so that one run shows every problem.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from ctxgate.compression.policy import Level, Policy
 from ctxgate.gateway import config_fields as f
 from ctxgate.gateway.config_kinds import MIN_PLAUSIBLE_NANO, UNIT_HINT
 from ctxgate.gateway.config_yaml import label, suggestion
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from datetime import date
 
     from ctxgate.gateway.config_schema import Field, Located, Values
+
+OWN_ORGANISATION: Final = "ctxgate"
+"""What the gateway's own calls are booked to; no team of a configuration belongs to it."""
+
+MIN_SECRET: Final = 16
 
 
 def check(root: Values, environ: Mapping[str, str], today: date) -> None:
@@ -28,7 +34,10 @@ def check(root: Values, environ: Mapping[str, str], today: date) -> None:
             _api_key(pool.value, environ)
         _shared_servers({name: pool.value for name, pool in pools.found.items()})
     _models(root)
+    _organisations(root)
+    _teams(root)
     _keys(root)
+    _cache_salt(root, environ)
 
 
 def variable_problem(value: str | None) -> str | None:
@@ -108,6 +117,29 @@ def _api_key(values: Values, environ: Mapping[str, str]) -> None:
         values.at(f.API_KEY_ENV).complain(f"the environment variable named here {problem}")
 
 
+def _cache_salt(root: Values, environ: Mapping[str, str]) -> None:
+    variable = root.get(f.CACHE_SALT_ENV)
+    if variable is None:
+        return
+    value = environ.get(variable)
+    if not value:
+        problem = "is empty" if value == "" else "is not set"
+    elif len(value) < MIN_SECRET:
+        problem = f"is shorter than {MIN_SECRET} characters: a secret that short can be guessed"
+    else:
+        return
+    root.at(f.CACHE_SALT_ENV).complain(f"the environment variable named here {problem}")
+
+
+def _organisations(root: Values) -> None:
+    teams = root.get(f.TEAMS)
+    for team in () if teams is None else teams.found.values():
+        if team.value.get(f.ORGANISATION) == OWN_ORGANISATION:
+            team.value.at(f.ORGANISATION).complain(
+                f"{OWN_ORGANISATION} is reserved: the gateway books its own calls to it"
+            )
+
+
 def _models(root: Values) -> None:
     pools, models = root.get(f.POOLS), root.get(f.MODELS)
     known = () if pools is None else pools.names
@@ -141,6 +173,26 @@ def _keys(root: Values) -> None:
             key.value.at(f.KEY_TEAM).complain(f"there is no team {label(team)}{suggestion(team, known)}")
     if not keys:
         root.at(f.KEYS).warn("there is no key, so every call is refused")
+
+
+def _teams(root: Values) -> None:
+    teams = root.get(f.TEAMS)
+    for team in () if teams is None else teams.found.values():
+        layout = team.value.get(f.LAYOUT)
+        if layout is None:
+            continue
+        declared = layout.get(f.VOLATILE) or ()
+        for entry in declared:
+            given = [entry.value.get(one) is not None for one in (f.VOLATILE_KIND, f.VOLATILE_PATTERN)]
+            if all(given):
+                entry.place.complain("gives a kind and a pattern; write two entries")
+            if not any(given) and not any(
+                entry.value.at(one) is not entry.value.place for one in (f.VOLATILE_KIND, f.VOLATILE_PATTERN)
+            ):
+                entry.place.complain("must give a kind or a pattern")
+        level = layout.get(f.LAYOUT_LEVEL) or f.LAYOUT_LEVEL.default
+        if declared and not Policy(Level(level)).moves():
+            layout.at(f.VOLATILE).warn(f"is not used at the level {level}")
 
 
 def _unique(entries: Iterable[Located[Values]], field: Field[Any], what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ctxgate.inference.rates import format_usd
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.config import Config, Listen, Pool
     from ctxgate.inference.rates import Rates
+
+_SHARED: Final = {"team": "within a team", "organisation": "within an organisation", "none": "by everybody"}
 
 
 def as_text(config: Config, file: str) -> str:
@@ -48,6 +50,8 @@ def _pool_json(pool: Pool) -> dict[str, object]:
         "abort": pool.abort,
         "continuous_usage": pool.continuous_usage,
         "usage_convention": pool.usage_convention,
+        "cache_isolation": pool.cache_isolation,
+        "probe": pool.probe,
     }
 
 
@@ -87,6 +91,7 @@ def _pool_lines(pool: Pool) -> Iterator[str]:
         "sends an API key" if pool.api_key is not None else "sends no API key",
     ]
     yield f"    {'; '.join(notes)}"
+    yield f"    cached prompts are shared {_SHARED[pool.cache_isolation]}"
     width = max(len(replica.name) for replica in pool.replicas)
     for replica in pool.replicas:
         yield f"    {replica.name:<{width}}  {replica.url}"

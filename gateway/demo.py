@@ -73,6 +73,7 @@ def config_text(
     pools = {
         pool: {
             "replicas": [url],
+            "probe": False,  # its calls would stand among the demo's in the report
             "rates": {
                 "effective": day.isoformat(),
                 **{f"usd_per_million_{kind}": float(usd) for kind, usd in _RATES[pool].items()},

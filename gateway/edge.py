@@ -30,6 +30,7 @@ EVENT_STREAM: Final = (
     (b"x-accel-buffering", b"no"),
 )
 WHEN_LEFT: Final = "ctxgate.when_left"  # the ASGI extension by which the server tells of a client's going
+BODY_IS_WHOLE: Final = "ctxgate.body_is_whole"  # and the one by which it tells whether all of a body is there
 BODY_IDLE_S: Final = 60.0  # a client that sends nothing of its body for so long has lost its turn
 _INFLATE_STEP: Final = 2**20
 _INFLATE_INPUT: Final = 2**16
@@ -167,12 +168,17 @@ def read_headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 async def read_body(
-    receive: Receive, headers: dict[str, str], limit: int, stopping: Stopping | None = None
+    receive: Receive,
+    headers: dict[str, str],
+    limit: int,
+    stopping: Stopping | None = None,
+    is_whole: Callable[[], bool] | None = None,
 ) -> bytes:
     """The request body, decompressed, at most `limit` bytes. Raises `Refused` or `ClientGone`.
 
     Reading stops at the limit: an endless or exploding body costs no more than a valid one. It stops
-    too when nothing comes for `BODY_IDLE_S`, and once `stopping` is set while more of it is awaited.
+    too when nothing comes for `BODY_IDLE_S`, and once `stopping` is set while more of it is awaited. A
+    body that `is_whole`, by the server's word of it, needs no such watch: it is there.
     """
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", "deflate", "zstd"):
@@ -181,7 +187,10 @@ async def read_body(
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    body = await _received_in_time(receive, limit, stopping or Stopping())
+    if is_whole is not None and is_whole():
+        body = _only(await receive(), limit)
+    else:
+        body = await _received_in_time(receive, limit, stopping or Stopping())
     if encoding == "identity":
         return body
     return await asyncio.to_thread(decompress, body, encoding, limit)
@@ -204,15 +213,10 @@ async def _received_in_time(receive: Receive, limit: int, stopping: Stopping) ->
 
 async def _received(receive: Receive, limit: int, idle: asyncio.Timeout, stopping: Stopping) -> bytes:
     message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    first: bytes = message.get("body", b"")
     if not message.get("more_body", False):
-        if len(first) > limit:
-            raise _too_large(limit)
-        return first
-    parts = [first]
-    size = len(first)
+        return _only(message, limit)
+    parts: list[bytes] = [message.get("body", b"")]
+    size = len(parts[0])
     loop = asyncio.get_running_loop()
     while message.get("more_body", False) and size <= limit:
         if not stopping.is_set():
@@ -225,6 +229,16 @@ async def _received(receive: Receive, limit: int, idle: asyncio.Timeout, stoppin
     if size > limit:
         raise _too_large(limit)
     return b"".join(parts)
+
+
+def _only(message: Message, limit: int) -> bytes:
+    """The body of the only message that carries any."""
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
 
 
 def decompress(data: bytes, encoding: str, limit: int) -> bytes:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.compression.divergence import DivergenceKind, printable
-from ctxgate.inference.rates import charge, format_usd
-from ctxgate.inference.usage import Usage, measured
+from ctxgate.inference.rates import format_usd, miss_nano
 
 if TYPE_CHECKING:
     from datetime import date
@@ -59,11 +58,7 @@ class Price:
 
     def of_miss(self, prompt: int, cached: int, lost: int) -> int:
         """Nano-dollars that `lost` tokens of a prompt cost more than they would as cached ones."""
-        paid, unbroken = (
-            charge(Usage(measured(prompt - hit), measured(hit), measured(0)), self.card, self.day).total or 0
-            for hit in (cached, cached + lost)
-        )
-        return paid - unbroken
+        return miss_nano(prompt, cached, lost, self.card, self.day)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +149,13 @@ def advice(explanation: Explanation) -> str:
     """How to keep the prefix, to the client's author."""
     effective = explanation.effective
     if effective.kind is not DivergenceKind.EXTENDS:
-        return _ADVICE[effective.kind]
+        return ADVICE[effective.kind]
     if explanation.first.kind is not DivergenceKind.EXTENDS:
         return (
             "nothing is lost with vLLM. Other engines may see the difference: "
-            + _ADVICE[explanation.first.kind]
+            + ADVICE[explanation.first.kind]
         )
-    return _ADVICE[DivergenceKind.EXTENDS]
+    return ADVICE[DivergenceKind.EXTENDS]
 
 
 def shorten(text: str) -> str:
@@ -237,7 +232,7 @@ def _cost_record(explanation: Explanation) -> dict[str, Any] | None:
     return {"pool": explanation.price.pool, "lost_nano_usd": cost, "lost_usd": format_usd(cost)}
 
 
-_ADVICE: Final = {
+ADVICE: Final = {
     DivergenceKind.EXTENDS: "nothing; this is how a conversation should grow.",
     DivergenceKind.MODEL_CHANGED: "keep one model for a conversation; each reads the prompt for itself.",
     DivergenceKind.SALT: "send the same `cache_salt` with all requests that may share a prefix.",

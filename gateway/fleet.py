@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.rules import ALL_RULES, allowed_rules
 from ctxgate.routing import health
 from ctxgate.routing.choose import ReplicaState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from ctxgate.compression.rules import Rule
     from ctxgate.gateway.config import Pool, Replica
     from ctxgate.inference.probe import Probe
+    from ctxgate.inference.template_facts import Findings
 
 _STARTED_AT_NS: Final = time.time_ns() - time.monotonic_ns()
 
@@ -33,16 +36,20 @@ class ReplicaRecord:
     """The mutable state of one replica.
 
     `windows`: served model name -> max_model_len (tokens, or None). `reports_cached`: it has told of a
-    cache hit, so that leaving the figure out means zero. `fingerprint`: its `system_fingerprint`.
+    cache hit, so that leaving the figure out means zero (True), or a probe that must have hit was told no
+    figure (False); None while neither is known. `fingerprint`: its `system_fingerprint`. `findings`: what
+    a probe found, by served model name. `settling_until_us`: until then it is worth waiting for a probe.
     """
 
     pool: Pool
     replica: Replica
     health: health.Health = field(default_factory=health.Health)
     in_flight: int = 0
-    reports_cached: bool = False
+    reports_cached: bool | None = None
     fingerprint: str | None = None
     windows: Mapping[str, int | None] = field(default_factory=dict)
+    findings: dict[str, Findings] = field(default_factory=dict)
+    settling_until_us: int = 0
 
 
 class Fleet:
@@ -51,6 +58,7 @@ class Fleet:
     def __init__(self, pools: Mapping[str, Pool], clock: Callable[[], int] = steady_us) -> None:
         self.clock = clock
         self._numbers = count(1)
+        self._rules: dict[tuple[str, str], frozenset[Rule]] = {}
         self._records = {(p.name, r.name): ReplicaRecord(p, r) for p in pools.values() for r in p.replicas}
 
     def records(self) -> Iterable[ReplicaRecord]:
@@ -99,6 +107,28 @@ class Fleet:
         record.health = health.probed(record.health, probe.finding)
         if probe.windows:
             record.windows = probe.windows
+
+    def examined(self, record: ReplicaRecord, served_name: str, findings: Findings) -> None:
+        """Learn what a probe found out about a replica and one of its models."""
+        record.findings[served_name] = findings
+        if findings.cache.reports is not None:
+            record.reports_cached = findings.cache.reports
+        pool = record.pool
+        known = [
+            allowed_rules(found.facts)
+            for replica in pool.replicas
+            if (found := self._records[pool.name, replica.name].findings.get(served_name)) is not None
+        ]
+        self._rules[pool.name, served_name] = ALL_RULES.intersection(*known)
+
+    def rules(self, pool: str, served_name: str) -> frozenset[Rule]:
+        """The layout rules that the templates of a pool's replicas all allow; all while nothing is known."""
+        return self._rules.get((pool, served_name), ALL_RULES)
+
+    def settled(self) -> bool:
+        """Whether no replica's probe is still worth waiting for."""
+        now_us = self.clock()
+        return all(record.settling_until_us <= now_us for record in self._records.values())
 
     def window(self, pools: Iterable[Pool], served_name: str) -> int | None:
         """The largest window any replica of these pools reports for a model, or None while unknown."""

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
     from ctxgate.compression.plan import PromptPlan
+    from ctxgate.compression.policy import Level
     from ctxgate.gateway.config import Key, Model, Pool, Replica
-    from ctxgate.gateway.layout_level import Level
     from ctxgate.gateway.ledger import AttemptOpened, Outcome
+    from ctxgate.gateway.miss import Miss
+    from ctxgate.gateway.seen import Seen
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
     from ctxgate.inference.wire import Body
     from ctxgate.routing.choose import RouteDecision
+    from ctxgate.routing.prefix_index import Expected
 
 
 class Surface(StrEnum):
@@ -88,11 +91,15 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The outgoing prompt, and the layout level it was planned at."""
+    """The outgoing prompt, the layout level it was planned at, and what is known of it and those before it.
+
+    `seen` is None where a prompt cannot be followed: embeddings, and several prompts in one call.
+    """
 
     allowed: Allowed
     plan: PromptPlan
     level: Level
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +114,11 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The attempt as the ledger knows it from now on."""
+    """The attempt as the ledger knows it from now on, and what its replica should find in its cache."""
 
     routed: Routed
     attempt: AttemptOpened
+    expected: Expected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The attempt's price, as booked."""
+    """The attempt's price, and why it missed the cache, as booked."""
 
     answered: Answered
     charge: Charge
+    miss: Miss | None = None

@@ -14,10 +14,10 @@ from ctxgate.compression.recent import Recent
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ctxgate.compression.layout import Ask
+    from ctxgate.compression.ask import Ask
 
 MEMORY_BYTES: Final = 64 * 2**20
-ANSWER_WITHIN_S: Final = 2.0  # then the request goes out as it came, and may miss the whole cache
+ANSWER_WITHIN_S: Final = 5.0  # then the request goes out as it came, and may miss the whole cache
 _OVERHEAD: Final = 200  # bytes of bookkeeping per remembered form, roughly
 
 

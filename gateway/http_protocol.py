@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ctxgate.gateway.edge import WHEN_LEFT
+from ctxgate.gateway.edge import BODY_IS_WHOLE, WHEN_LEFT
 from ctxgate.gateway.errors import Kind, Refused, body_of
 
 if TYPE_CHECKING:
@@ -136,8 +136,14 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         self._on_left = None
-        cycle.scope.setdefault("extensions", {})[WHEN_LEFT] = self._when_left  # type: ignore[assignment]  # ASGI's are dicts
+        extensions: dict[str, object] = cycle.scope.setdefault("extensions", {})  # type: ignore[assignment]  # ASGI's are dicts
+        extensions[WHEN_LEFT] = self._when_left
+        extensions[BODY_IS_WHOLE] = self._body_is_whole
         super()._start_asgi_task(cycle, _close_delimited(app, cycle) if _is_1_0(cycle) else app)
+
+    def _body_is_whole(self) -> bool:
+        """Whether all of the running request's body has come."""
+        return self._running is not None and not self._running.more_body
 
     def _when_left(self, callback: Callable[[], None] | None) -> None:
         """Call back when the client leaves before the running answer is whole; None: no more.

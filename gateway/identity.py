@@ -58,9 +58,8 @@ class _Role(msgspec.Struct):
 _ROLE: Final = msgspec.json.Decoder(_Role)
 
 
-def identify(inbound: Inbound, find_key: Callable[[str], Key | None]) -> Identified:
-    """Key to tenant, headers and body to task. Raises `Refused` without a known key."""
-    key = authenticate(inbound.headers, find_key)
+def identify(inbound: Inbound, key: Key) -> Identified:
+    """Key to tenant, headers and body to task."""
     root = conversation_root(inbound, key)
     return Identified(inbound, key, _task(inbound, root), root)
 
@@ -148,6 +147,8 @@ def _usable(value: object) -> TypeGuard[str]:
 
 
 def _small(inbound: Inbound, name: str) -> Any:
+    if inbound.body.get(name) is None:
+        return None
     if inbound.body.size(name) > _MAX_FIELD_BYTES:
         return None
     try:

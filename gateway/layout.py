@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import layout
+from ctxgate.compression.edited import edited
+from ctxgate.compression.marks import MarkError
+from ctxgate.compression.policy import Level
+from ctxgate.compression.reverting import Reverting, Side
 from ctxgate.compression.validity import Invalid, check_length, check_same
+from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.ledger import LedgerError
-from ctxgate.inference import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ctxgate.compression.layout import LayoutResult
     from ctxgate.compression.plan import PlanEdit
+    from ctxgate.compression.policy import Policy
     from ctxgate.gateway.flow import Identified, Inbound
     from ctxgate.gateway.forms import Forms
     from ctxgate.inference.wire import Body
@@ -41,7 +46,7 @@ class Laid:
 
 
 class LayoutStage:
-    """Lays requests out at level `safe`. Belongs to one event loop.
+    """Lays requests out as their policies say. Belongs to one event loop.
 
     `dropped` is called with one of DROPPED whenever a prompt goes out as it came although it should
     have been edited.
@@ -51,15 +56,21 @@ class LayoutStage:
         self._forms = forms
         self._dropped = dropped
         self._memory = layout.Memory(seed=secrets.randbits(64))
+        self._reverting = Reverting()
 
-    async def lay_out(self, identified: Identified, now_us: int) -> Laid:
-        """The body as this tenant first sent its parts. Never raises for a failure of its own."""
+    async def lay_out(self, identified: Identified, policy: Policy, now_us: int) -> Laid:
+        """The body as it goes on. Never raises for a failure of its own.
+
+        Raises `Refused` where the client's marks of stability are not understood.
+        """
         inbound = identified.inbound
         if inbound.surface is not Surface.CHAT:
             return Laid(inbound.body)
         tenant = f"{identified.key.organisation}/{identified.key.team}"  # no name holds a slash
         try:
-            return await self._lay_out(inbound, tenant, now_us)
+            return await self._lay_out(inbound, tenant, policy, now_us)
+        except MarkError as error:
+            raise Refused(Kind.INVALID_VALUE, str(error), error.field) from error
         except (LedgerError, TimeoutError) as error:
             log.warning("request %s is not laid out: %s", inbound.request_id, type(error).__name__)
             self._dropped("store")
@@ -70,10 +81,10 @@ class LayoutStage:
             self._dropped("defect")
         return Laid(inbound.body)
 
-    async def _lay_out(self, inbound: Inbound, tenant: str, now_us: int) -> Laid:
+    async def _lay_out(self, inbound: Inbound, tenant: str, policy: Policy, now_us: int) -> Laid:
         body = inbound.body
         prompt = layout.look(body, inbound.messages, tenant, self._memory)
-        work = layout.lay_out(body, inbound.messages, prompt, tenant, self._memory)
+        work = layout.lay_out(body, inbound.messages, prompt, tenant, self._memory, policy)
         answer: Mapping[bytes, bytes] | None = None
         try:
             while True:
@@ -85,17 +96,20 @@ class LayoutStage:
             self._dropped(result.dropped)
         if not result.edits:
             return Laid(body)
-        return Laid(self._checked(body, prompt, result, tenant), result.reasons)
+        before = Side(prompt, inbound.messages)
+        return Laid(self._checked(body, before, result, tenant, policy), result.reasons)
 
-    def _checked(self, body: Body, before: layout.Prompt, result: LayoutResult, tenant: str) -> Body:
+    def _checked(self, body: Body, before: Side, result: LayoutResult, tenant: str, policy: Policy) -> Body:
         """The edited body. Raises `Invalid` where it is not the same prompt."""
-        edited = b"".join(wire.splice(body.raw, result.edits))
         try:
-            after = wire.parse(edited)
-            messages = after.items("messages")
+            after, rewritten = edited(body, before.prompt, result.edits, tenant, self._memory)
         except ValueError as error:  # NotJson, NotAnObject
             raise Invalid("json") from error
-        rewritten = layout.look(after, messages, tenant, self._memory)
-        check_same(before, rewritten)
-        check_length(before, rewritten)
+        check_length(before.prompt, rewritten, notes=policy.moves())
+        if policy.moves():
+            other = Side(rewritten, after.items("messages"))
+            reordered = policy.level is Level.LEARNED
+            check_same(*self._reverting.revert(before, other, result.moved, reordered=reordered))
+        else:
+            check_same(before.prompt, rewritten)
         return after

@@ -1,27 +1,27 @@
-"""Which layout level a request gets: its team's, or a lower one that it asks for."""
+"""Which layout policy a request gets: its team's, at its level or a lower one that it asks for."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.policy import LEVELS, Level, Policy
 from ctxgate.gateway.errors import Kind, Refused
 
 if TYPE_CHECKING:
+    from ctxgate.compression.rules import Rule
     from ctxgate.gateway.config import Config, Key
     from ctxgate.gateway.flow import Inbound
 
 LAYOUT_HEADER: Final = "x-ctxgate-layout"
 
 
-class Level(StrEnum):
-    """How far a request's prompt may be laid out anew, the least first."""
-
-    OFF = "off"
-    SAFE = "safe"
-
-
-LEVELS: Final = tuple(Level)
+def policy_of(inbound: Inbound, key: Key, config: Config, rules: frozenset[Rule]) -> Policy:
+    """What layout may do to a request, on a template that allows these rules. Raises `Refused`."""
+    level = level_of(inbound, key, config)
+    team = config.teams.get(key.team)
+    if team is None:
+        return Policy(level, rules)
+    return Policy(level, rules, team.kinds, team.patterns)
 
 
 def level_of(inbound: Inbound, key: Key, config: Config) -> Level:

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Iterable, Mapping
 
+    from ctxgate.gateway.miss import Miss, MissCause
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
 
-GROUPINGS: Final = ("task", "team", "pool", "model", "day")
+GROUPINGS: Final = ("task", "team", "pool", "model", "day", "cause")
 """What a report may be grouped by. `EVERYTHING` gives one row over all of it."""
 
 EVERYTHING: Final = "total"
@@ -111,6 +112,7 @@ class AttemptSettled:
     settled_at_us: int
     usage: Usage
     charge: Charge
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,25 @@ class ReportRow:
     organisation: str | None = None
     team: str | None = None
     key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissRow:
+    """Sums over the settled attempts that missed the cache for one reason.
+
+    `field` is the place in the request; behind the first element of an array it stands for all of them:
+    `messages[].content`. Token and money sums run over the known figures; `unknown` counts attempts
+    without.
+    """
+
+    cause: MissCause
+    detail: str | None
+    field: str | None
+    requests: int
+    attempts: int
+    avoidable_tokens: int
+    avoidable_nano: int
+    unknown: int
 
 
 class Ledger(Protocol):
@@ -213,6 +234,12 @@ class Ledger(Protocol):
         of the attempt's opening, so that an attempt across midnight lies in one day. ValueError for
         an unknown grouping or filter.
         """
+        ...
+
+    async def misses(
+        self, *, where: Mapping[str, str] | None = None, since_us: int = 0, until_us: int | None = None
+    ) -> list[MissRow]:
+        """Misses by cause, detail and field, those first that cost most; narrowed like `report`."""
         ...
 
     async def rows(

@@ -124,8 +124,10 @@ def nothing_reported(basis: Basis) -> Usage:
 
 
 def _filled(parsed: ParsedUsage, text_bytes: int, events: int, basis: Basis) -> Metered:
-    output = estimate_output_tokens(text_bytes, events, basis.output).value
     known = parsed.usage or NOTHING_KNOWN
+    if not any(count.value is None for count in (known.uncached, known.cached, known.output)):
+        return Metered(known, parsed.anomalies)
+    output = estimate_output_tokens(text_bytes, events, basis.output).value
     prompt = basis.prompt_tokens if parsed.usage is None else None
     return Metered(fill_unknown(known, prompt=prompt, output=output), parsed.anomalies)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ctxgate.compression.policy import LEVELS
 from ctxgate.gateway.flow import PATHS, Surface
 from ctxgate.gateway.identity import MAX_TASK, TASK_HEADER
 from ctxgate.gateway.inbound import MAX_MESSAGES
-from ctxgate.gateway.layout_level import LAYOUT_HEADER, LEVELS
+from ctxgate.gateway.layout_level import LAYOUT_HEADER
 
 _ERROR: Final[dict[str, Any]] = {
     "type": "object",
@@ -62,6 +63,8 @@ _ANSWERED: Final = _REQUEST_ID | {
     "x-ctxgate-pool": "The pool that served the request",
     "x-ctxgate-replica": "The replica that served it",
     "x-ctxgate-task": "The task it is booked to, percent-encoded",
+    "x-ctxgate-expected-cached": "Prompt tokens that the replica was expected to find in its cache",
+    "x-ctxgate-miss": "Why less is cached than could be: `cause; detail=...; field=...; avoidable=N`",
     "x-ctxgate-layout": "The layout level and the number of edits, where the layout changed the prompt",
 }
 _COST: Final = {

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ctxgate.compression import plan as planning
+from ctxgate.compression.policy import Level
 from ctxgate.gateway import identity
 from ctxgate.gateway.attempt import OVERLOAD, Attempt
 from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
-from ctxgate.gateway.flow import Allowed, Held, Planned, Routed
+from ctxgate.gateway.flow import Allowed, Held, Planned, Routed, Surface
 from ctxgate.gateway.inbound import check_engine_fields
 from ctxgate.gateway.layout import Laid
-from ctxgate.gateway.layout_level import Level, level_of
+from ctxgate.gateway.layout_level import policy_of
 from ctxgate.gateway.ledger import AttemptOpened
 from ctxgate.inference.estimate import estimate_prompt_tokens
 from ctxgate.routing.choose import choose
@@ -32,6 +33,7 @@ from ctxgate.routing.choose import choose
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ctxgate.gateway.config import Key
     from ctxgate.gateway.edge import Reply
     from ctxgate.gateway.flow import Identified, Inbound
     from ctxgate.gateway.services import Services
@@ -43,11 +45,11 @@ class Pipeline:
 
     services: Services
 
-    async def serve(self, inbound: Inbound, reply: Reply) -> None:
-        """Answer one request. Raises `Refused` while nothing has been sent."""
+    async def serve(self, inbound: Inbound, key: Key, reply: Reply) -> None:
+        """Answer one request of a key's holder. Raises `Refused` while nothing has been sent."""
         if not self.services.ledger.healthy:  # before the engine works for nothing
             raise Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
-        identified = identity.identify(inbound, self.services.keys.find)
+        identified = identity.identify(inbound, key)
         allowed = self.allow(identified)
         planned = await self.plan(allowed)
         tried: list[str] = []
@@ -81,10 +83,12 @@ class Pipeline:
     async def plan(self, allowed: Allowed) -> Planned:
         """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted."""
         inbound = allowed.identified.inbound
+        salt = self.cache_salt(allowed)
         laid = Laid(inbound.body)
-        level = level_of(inbound, allowed.identified.key, self.services.config)
-        if level is not Level.OFF:
-            laid = await self.services.layout.lay_out(allowed.identified, self.services.now_us())
+        rules = self.services.fleet.rules(allowed.pools[0].name, allowed.model.engine_name)
+        policy = policy_of(inbound, allowed.identified.key, self.services.config, rules)
+        if policy.level is not Level.OFF:
+            laid = await self.services.layout.lay_out(allowed.identified, policy, self.services.now_us())
         try:
             plan = planning.plan(
                 laid.body,
@@ -92,11 +96,22 @@ class Pipeline:
                 served_model=allowed.model.served_name,
                 continuous_usage=allowed.pools[0].continuous_usage,
                 laid=laid.reasons,
+                cache_salt=salt,
             )
         except Exception:  # noqa: BLE001 - no defect in planning may fail a request that works without it
             self.services.telemetry.plan_failures.inc()
-            plan = planning.untouched(inbound.body)
-        return Planned(allowed, plan, level)
+            laid = Laid(inbound.body)
+            plan = planning.untouched(inbound.body, salt)
+        seen = self.services.misses.look(allowed.identified, laid.body, salt)
+        return Planned(allowed, plan, policy.level, seen)
+
+    def cache_salt(self, allowed: Allowed) -> str | None:
+        """What keeps other tenants out of the prompt's cache blocks. Raises `Refused`."""
+        identified = allowed.identified
+        if identified.inbound.surface is Surface.EMBEDDINGS:
+            return None
+        isolation = allowed.pools[0].cache_isolation
+        return self.services.salts.of(isolation, identified.key, identified.inbound.body)
 
     def route(self, planned: Planned, tried: Collection[str]) -> Routed | None:
         """An untried replica of the model's default pool, or None when there is none left."""
@@ -113,6 +128,8 @@ class Pipeline:
         identified = routed.planned.allowed.identified
         inbound, key = identified.inbound, identified.key
         size = sum(memoryview(piece).nbytes for piece in routed.planned.plan.outgoing)
+        place = (routed.pool.name, routed.replica.name)
+        expected = self.services.misses.expect(routed.planned.seen, place)
         opened = AttemptOpened(
             attempt_id=self.services.new_id(),
             request_id=inbound.request_id,
@@ -129,11 +146,12 @@ class Pipeline:
             stream=inbound.stream,
             body_bytes=size,
             opened_at_us=self.services.now_us(),
+            predicted_cached_tokens=None if expected is None else expected.tokens,
             estimated_prompt_tokens=estimate_prompt_tokens(
                 size, self.services.prompt_ratios.of(inbound.model)
             ).value,
         )
-        return Held(routed, opened)
+        return Held(routed, opened, expected)
 
 
 async def last_word(attempt: Attempt | None, reply: Reply) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.config import Key, Model
     from ctxgate.gateway.services import Services
 
-Grouping = Literal["task", "team", "pool", "model", "day"]
+Grouping = Literal["task", "team", "pool", "model", "day", "cause"]
 _MOST_ROWS: Final = 10_000
 _LAST_OFFSET: Final = 2**40
 _DOCS_ASSETS: Final = "/docs/assets"
@@ -152,7 +152,8 @@ def _add_operations(app: FastAPI, application: Application) -> None:
             for name, pool in services.config.pools.items()
         }
         problem = services.ledger.problem
-        well = problem is None and all(pool["healthy"] for pool in pools.values())
+        healthy = all(pool["healthy"] for pool in pools.values())
+        well = problem is None and healthy and services.fleet.settled()
         body = {"status": "ready" if well else "not ready", "pools": pools, "ledger": problem or "ok"}
         return JSONResponse(body, status_code=200 if well else 503)
 

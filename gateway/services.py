@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.gateway.fleet import steady_us
+from ctxgate.gateway.misses import Misses
 from ctxgate.inference.estimate import TokenRatio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from ctxgate.gateway.attempt import Attempt
+    from ctxgate.gateway.cache_salt import Salts
     from ctxgate.gateway.config import Config, Pool
     from ctxgate.gateway.fleet import Fleet
     from ctxgate.gateway.keys import KeyRing
@@ -37,9 +40,23 @@ def noted(step: asyncio.Future[Any]) -> None:
         step.exception()
 
 
+_ID_BYTES: Final = 16
+_IDS_DRAWN: Final = 256
+_ids: list[str] = []
+os.register_at_fork(after_in_child=_ids.clear)
+
+
 def random_id() -> str:
-    """An id nobody can guess: whoever knows an attempt's id could abort it at the engine."""
-    return secrets.token_hex(16)
+    """An id nobody can guess: whoever knows an attempt's id could abort it at the engine.
+
+    Random bytes are drawn for many ids at once, since each draw is a system call.
+    """
+    while True:
+        try:
+            return _ids.pop()
+        except IndexError:
+            drawn = secrets.token_hex(_ID_BYTES * _IDS_DRAWN)
+            _ids.extend(drawn[at : at + 2 * _ID_BYTES] for at in range(0, len(drawn), 2 * _ID_BYTES))
 
 
 class Ratios:
@@ -71,6 +88,7 @@ class Services:
     fleet: Fleet
     telemetry: Telemetry
     layout: LayoutStage
+    salts: Salts
     now_us: Callable[[], int] = unix_us
     steady_us: Callable[[], int] = steady_us
     new_id: Callable[[], str] = random_id
@@ -78,6 +96,10 @@ class Services:
     attempts: set[Attempt] = field(default_factory=set)
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
+    misses: Misses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.misses = Misses(self.telemetry.unexplained.inc)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run something beside the request that needs it; waited for at shutdown."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.fleet import Fleet
     from ctxgate.gateway.flow import Settled
     from ctxgate.gateway.ledger import Ledger
+    from ctxgate.gateway.miss import Miss
     from ctxgate.inference.usage import Count
 
 _TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -67,6 +68,7 @@ class Telemetry:
         self._places: dict[tuple[str, str, str], _Place] = {}
         self.registry = CollectorRegistry()
         self._add_attempts(self.registry)
+        self._add_misses(self.registry)
         self._add_state(self.registry)
 
     def _add_attempts(self, r: CollectorRegistry) -> None:
@@ -120,12 +122,34 @@ class Telemetry:
             registry=r,
         )
 
+    def _add_misses(self, r: CollectorRegistry) -> None:
+        """What could have been read from the cache and was not."""
+        where = ["pool", "cause"]
+        self.misses = Counter(
+            "ctxgate_cache_misses", "Attempts that missed the prefix cache, by cause.", where, registry=r
+        )
+        self.avoidable_tokens = Counter(
+            "ctxgate_avoidable_tokens", "Prompt tokens computed for want of a hit.", where, registry=r
+        )
+        self.avoidable_cost = Counter(
+            "ctxgate_avoidable_nano_dollars", "What they cost more than cached ones.", where, registry=r
+        )
+        self.unexplained = Counter(
+            "ctxgate_explain_failures", "Prompts whose misses could not be explained.", registry=r
+        )
+
     def _add_state(self, r: CollectorRegistry) -> None:
         """How things stand now."""
         replica = ["pool", "replica"]
         self.in_flight = Gauge("ctxgate_in_flight", "Open attempts on a replica.", replica, registry=r)
         self.healthy = Gauge(
             "ctxgate_replica_healthy", "1 while a replica may be chosen.", replica, registry=r
+        )
+        self.reports_cached = Gauge(
+            "ctxgate_replica_reports_cached",
+            "1 where a replica reports cached tokens, 0 where a probe found that it does not.",
+            replica,
+            registry=r,
         )
         self.clients = Gauge("ctxgate_open_requests", "Client requests being served.", registry=r)
         self.ledger_pending = Gauge("ctxgate_ledger_pending", "Ledger steps not yet durable.", registry=r)
@@ -140,6 +164,8 @@ class Telemetry:
             where = (record.pool.name, record.replica.name)
             self.in_flight.labels(*where).set(record.in_flight)
             self.healthy.labels(*where).set(fleet.healthy(record))
+            if record.reports_cached is not None:
+                self.reports_cached.labels(*where).set(record.reports_cached)
         self.ledger_pending.set(ledger.pending)
 
     def settled(self, settled: Settled, total_us: int) -> None:
@@ -154,9 +180,19 @@ class Telemetry:
         where.output.add(usage.output, charge.output)
         if usage.reasoning.value:
             where.reasoning.add(usage.reasoning, None)
+        if settled.miss is not None:
+            self._missed(attempt.pool, settled.miss)
         if answered.ttft_us is not None:
             where.ttft.observe(answered.ttft_us / 1e6)
         where.total.observe(total_us / 1e6)
+
+    def _missed(self, pool: str, miss: Miss) -> None:
+        labels = (pool, miss.cause.value)
+        self.misses.labels(*labels).inc()
+        if miss.avoidable_tokens is not None:
+            self.avoidable_tokens.labels(*labels).inc(miss.avoidable_tokens)
+        if miss.avoidable_nano is not None:
+            self.avoidable_cost.labels(*labels).inc(miss.avoidable_nano)
 
     def _place(self, team: str, pool: str, model: str) -> _Place:
         """The children of one combination of team, pool and model, made at its first attempt and kept."""

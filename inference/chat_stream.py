@@ -18,6 +18,7 @@ import msgspec
 
 from ctxgate.inference.chunk_edit import with_first, with_last, without_member
 from ctxgate.inference.chunk_fields import EMPTY, decode_lenient, decode_typed, is_set, text_size
+from ctxgate.inference.chunk_shape import UNFINISHED, shape_of
 from ctxgate.inference.sse import DONE, data_of, name_of
 from ctxgate.inference.usage_meter import UsageDialect, UsageMeter, lower_bound
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ctxgate.inference.chunk_fields import Choice, Fields
-    from ctxgate.inference.sse import SseSplitter
+    from ctxgate.inference.chunk_shape import Shape
     from ctxgate.inference.usage_parse import ParsedUsage
 
-_UNFINISHED: Final = b'"finish_reason":null'
 _MARKS: Final = (
     b'"usage"',
     b'"error"',
@@ -39,6 +39,7 @@ _MARKS: Final = (
     b"data: [",
 )
 _NO_CHOICES: Final = b'"choices":[]'
+_MOST_SHAPES: Final = 8  # looked for in one stream: its events may have none in common
 
 
 class Ending(StrEnum):
@@ -74,8 +75,8 @@ class StreamReader:
     """
 
     __slots__ = (
-        "_envelope", "_fingerprint", "_terms", "content_events", "done", "error", "events",
-        "finish_reasons", "malformed", "meter", "metrics", "system_fingerprint", "text_bytes",
+        "_envelope", "_fingerprint", "_shape", "_shapes", "_terms", "content_events", "done", "error",
+        "events", "finish_reasons", "malformed", "meter", "metrics", "system_fingerprint", "text_bytes",
     )  # fmt: skip
 
     def __init__(self, terms: StreamTerms | None = None) -> None:
@@ -84,6 +85,8 @@ class StreamReader:
         self._fingerprint = None if self._terms.client_wants_usage else self._terms.fingerprint
         self.meter = UsageMeter(self._terms.dialect)
         self._envelope = 0  # bytes of the last event with text, without the text
+        self._shape: Shape | None = None
+        self._shapes = 0
         self.events = 0
         self.content_events = 0
         self.text_bytes = 0
@@ -129,20 +132,38 @@ class StreamReader:
         """
         if not self.content_events or self._terms.injected_continuous:
             return 0
+        shape = self._shape
+        length, events = shape.run(chunk) if shape is not None else (0, 0)
+        if shape is None or not length:
+            return self._skim_unmarked(chunk)
+        self.events += events
+        self.content_events += events
+        self.text_bytes += length - events * shape.envelope
+        return length
+
+    def _skim_unmarked(self, chunk: bytes) -> int:
+        """The same for events that are not all of one shape."""
         length = len(chunk)
         for mark in _MARKS:
             if (found := chunk.find(mark, 0, length)) >= 0:
                 length = found
         length = chunk.rfind(b"\n\n", 0, length) + 2
         events = chunk.count(b"\n\n", 0, length)
-        if length < 3 or chunk.count(_UNFINISHED, 0, length) != events:
+        if length < 3 or chunk.count(UNFINISHED, 0, length) != events:
             return 0
         if chunk.count(b"data: {", 0, length) != events or b"\r" in chunk:
             return 0
         self.events += events
         self.content_events += events
         self.text_bytes += max(length - events * self._envelope, 0)
+        last = chunk[chunk.rfind(b"\n\n", 0, length - 2) + 2 : length] if events > 1 else chunk[:length]
+        self._look_for_shape(last, len(last) - self._envelope)
         return length
+
+    def _look_for_shape(self, event: bytes, text_bytes: int) -> None:
+        if text_bytes > 0 and self._shapes < _MOST_SHAPES:
+            self._shapes += 1
+            self._shape = shape_of(event, text_bytes, _MARKS)
 
     def _read_choices(self, event: bytes, choices: list[Choice]) -> bool:
         """Gather text and finish reasons; whether a choice ends here."""
@@ -156,6 +177,7 @@ class StreamReader:
             self.text_bytes += size
             self.content_events += 1
             self._envelope = len(event) - size
+            self._look_for_shape(event, size)
         return finishing
 
     def _read_rest(self, event: bytes, payload: bytes, chunk: Fields) -> None:
@@ -262,14 +284,6 @@ def finish_facts(body: bytes) -> FinishFacts:
         error=body if error is None and answer.object == "error" else error,
         system_fingerprint=answer.system_fingerprint,
     )
-
-
-def relay(splitter: SseSplitter, reader: StreamReader, chunk: bytes) -> bytes:
-    """The bytes to forward for one chunk of the upstream; the chunk itself when nothing changes."""
-    events = splitter.feed(chunk)
-    if len(events) == 1:
-        return reader.on_event(events[0]) or b""
-    return b"".join([out for event in events if (out := reader.on_event(event)) is not None])
 
 
 def ending(reader: StreamReader, clean_eof: bool) -> Ending:

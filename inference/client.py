@@ -1,4 +1,4 @@
-"""The HTTP client towards the replicas (aiohttp).
+"""The HTTP client towards the replicas.
 
     open() ── sends one request, returns at the response's headers
       Unreachable   no connection; nothing was sent
@@ -7,33 +7,34 @@
       Dropped       the connection broke inside the answer
     abort() ── ends a call by its id, so that its usage can still be read
 
-Idle connections are closed before vLLM's own 5 s keep-alive ends, or a request could meet a connection
-that the engine is just closing.
+Redirects are not followed, cookies not kept, bodies not decompressed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from urllib.parse import urlsplit
 
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
+import msgspec
+
+from ctxgate.inference.http_connection import Origin
+from ctxgate.inference.http_pool import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aiohttp.abc import AbstractStreamWriter
-
+    from ctxgate.inference.http_connection import Connection
     from ctxgate.inference.wire import Pieces
 
-IDLE_CONNECTION_S: Final = 3.5
-_READ_BUFFER: Final = 2**18
-_JOINED_UP_TO: Final = 2**16
-_FIRST_PIECE: Final = 64
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
+_MAX_DOCUMENT_BYTES: Final = 2**24
+_PORTS: Final = {"http": 80, "https": 443}
+_JSON: Final = b"application/json"
 
 
 class UpstreamFailed(Exception):
@@ -42,6 +43,10 @@ class UpstreamFailed(Exception):
 
 class Unreachable(UpstreamFailed):
     """No connection could be made; the engine saw nothing."""
+
+
+class ConnectTimedOut(Unreachable):
+    """Nobody answered in time; something may be there all the same."""
 
 
 class Dropped(UpstreamFailed):
@@ -55,47 +60,39 @@ class AnswerTooLarge(UpstreamFailed):
 class UpstreamResponse:
     """One response, its headers read and its body arriving."""
 
-    __slots__ = ("_broken", "_response", "content_type", "status")
+    __slots__ = ("_connection", "_pool", "_released", "raw_content_type", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._broken: Exception | None = None
-        self.status: int = response.status
-        self.content_type: str = response.headers.get("content-type", "application/json")
-
-    @property
-    def raw_content_type(self) -> bytes:
-        """The content type in the bytes it came in."""
-        return self.content_type.encode("utf-8", "surrogateescape")
+    def __init__(self, connection: Connection, pool: ConnectionPool) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._released = False
+        self.status: int = connection.status
+        self.raw_content_type: bytes = connection.headers.get(b"content-type", _JSON)
 
     @property
     def is_json(self) -> bool:
         """Whether the body is JSON."""
-        return self.content_type.partition(";")[0].strip().lower().endswith("json")
+        return self.raw_content_type.partition(b";")[0].strip().lower().endswith(b"json")
 
     @property
     def metadata(self) -> bytes:
         """vLLM's `metadata` header, which describes an answer of raw bytes; empty without one."""
-        return self._response.headers.get("metadata", "").encode("utf-8", "surrogateescape")
+        return self._connection.headers.get(b"metadata", b"")
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is server-sent events."""
-        return self.content_type.startswith("text/event-stream")
+        return self.raw_content_type.startswith(b"text/event-stream")
 
     async def next_chunk(self) -> bytes:
         """The bytes that have arrived since the last call; none at the end. Raises `Dropped`.
 
         What arrived before a connection broke is given before the error is raised.
         """
-        if self._broken is not None:
-            raise Dropped(type(self._broken).__name__) from self._broken
-        content = self._response.content
         try:
-            return await content.readany()
-        except (aiohttp.ClientError, ConnectionError) as error:
-            self._broken = error
-            return _unread(content) or await self.next_chunk()
+            return await self._connection.next_part()
+        except ConnectionError as error:
+            raise Dropped(str(error)) from error
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises `Dropped`, and `AnswerTooLarge` beyond `limit` bytes."""
@@ -115,7 +112,7 @@ class UpstreamResponse:
 
     async def drain(self, seconds: float) -> None:
         """Read what is left of the body, so that its connection can be used again; never raises."""
-        if self._response.content.at_eof():
+        if self._connection.at_end:
             return
         with suppress(Dropped, TimeoutError):
             async with asyncio.timeout(seconds):
@@ -123,126 +120,122 @@ class UpstreamResponse:
                     pass
 
     def close(self) -> None:
-        """Drop the connection; the engine ends the call when it notices."""
-        self._response.close()
+        """The exchange is over. After half an answer the engine ends the call: it sees the connection go."""
+        if not self._released:
+            self._released = True
+            self._pool.give_back(self._connection)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A body read to its end has given its connection back already; one that was not is dropped.
-        self._response.close()
-
-
-def _unread(content: aiohttp.StreamReader) -> bytes:
-    """What had arrived before a connection broke; aiohttp raises the error first and keeps it to itself."""
-    content.set_exception(None)  # type: ignore[arg-type] # the only way past it to the buffer
-    return content.read_nowait()
-
-
-class _Protocol(ResponseHandler):
-    """aiohttp's client protocol, which forgets a body's reader when the body's framing is broken.
-
-    The reader would then wait for bytes that cannot come, also after the connection has ended
-    (aiohttp 3.14, `ResponseHandler.connection_lost`).
-    """
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Wake whoever reads a body that did not end."""
-        payload = self._payload
-        super().connection_lost(exc)
-        if payload is not None and not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(aiohttp.ClientPayloadError("the connection ended inside the body"))
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connections that speak `_Protocol`."""
-
-    def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-        self._factory = partial(_Protocol, loop=asyncio.get_running_loop())  # type: ignore[assignment]  # a subclass
-
-
-class _InPieces(aiohttp.payload.Payload):
-    """A body of known length, written piece by piece.
-
-    aiohttp joins the headers with the first piece; that one is kept short, so that a long body goes
-    to the socket without being copied.
-    """
-
-    _value: Pieces
-
-    def __init__(self, pieces: Pieces) -> None:
-        super().__init__(pieces, content_type="application/json")
-        self._size = sum(map(len, pieces))
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write every piece."""
-        first = memoryview(self._value[0])
-        for piece in (first[:_FIRST_PIECE], first[_FIRST_PIECE:], *self._value[1:]):
-            await writer.write(piece)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text; aiohttp asks for it only when it prints a payload."""
-        return b"".join(self._value).decode(encoding, errors)
+        self.close()
 
 
 class UpstreamClient:
     """Keep-alive connections to every replica, shared by all requests of this process."""
 
     def __init__(self, connect_timeout_s: float) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=_Connector(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=_READ_BUFFER,
-            skip_auto_headers=("user-agent", "accept-encoding"),
-        )
+        self._pool = ConnectionPool(connect_timeout_s)
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
-        data = _InPieces(body) if sum(map(len, body)) > _JOINED_UP_TO else b"".join(body)
-        try:
-            response = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(type(error).__name__) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise Dropped(type(error).__name__) from error
-        return UpstreamResponse(response)
+        length = f"content-length: {sum(map(len, body))}\r\n"
+        return await self._exchange("POST", url, headers, length, body)
 
     async def get_json(self, url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, Any]:
         """GET a small document: (status, its JSON, or None where it is none). Raises `UpstreamFailed`."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        status, body = await self.get(url, headers, timeout_s)
+        return status, _document(body)
+
+    async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, bytes]:
+        """GET a small document: (status, its bytes). Raises `UpstreamFailed`."""
         try:
-            async with self._session.get(
-                url, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                try:
-                    return response.status, await response.json(content_type=None)
-                except (ValueError, RecursionError):
-                    return response.status, None
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            raise Unreachable(type(error).__name__) from error
+            async with asyncio.timeout(timeout_s):
+                async with await self._exchange("GET", url, headers) as response:
+                    return response.status, await response.body(_MAX_DOCUMENT_BYTES)
+        except TimeoutError as error:
+            raise Dropped("no answer in time") from error
+
+    async def post_json(
+        self, url: str, document: object, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, Any]:
+        """POST a small document: (status, the answer's JSON, or None). Raises `UpstreamFailed`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with await self.open(url, (msgspec.json.encode(document),), headers) as response:
+                    return response.status, _document(await response.body(_MAX_DOCUMENT_BYTES))
+        except TimeoutError as error:
+            raise Dropped("no answer in time") from error
 
     async def abort(self, replica_url: str, request_ids: Sequence[str], headers: Mapping[str, str]) -> bool:
         """End running or queued calls by id; False where the replica does not offer it."""
-        timeout = aiohttp.ClientTimeout(total=_ABORT_TIMEOUT_S)
-        payload = {"request_ids": list(request_ids)}
+        body = msgspec.json.encode({"request_ids": list(request_ids)})
         try:
-            async with self._session.post(
-                replica_url + _ABORT_PATH,
-                json=payload,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                await response.read()
-                return response.status == 200
-        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                async with await self.open(replica_url + _ABORT_PATH, (body,), headers) as response:
+                    await response.body(_MAX_DOCUMENT_BYTES)
+                    return response.status == 200
+        except (UpstreamFailed, TimeoutError):
             return False
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
-        await asyncio.sleep(0)  # let the transports' close callbacks run
+        await self._pool.close()
+
+    async def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], length: str = "", body: Pieces = ()
+    ) -> UpstreamResponse:
+        target = _target(url)
+        head = _head(method, target, headers, length)
+        try:
+            connection = await self._pool.take(target.origin)
+        except TimeoutError as error:
+            raise ConnectTimedOut(type(error).__name__) from error
+        except OSError as error:
+            raise Unreachable(type(error).__name__) from error
+        kept = connection.since > 0  # from an earlier exchange, so that its other end may just have closed it
+        try:
+            await connection.ask(head, body)
+        except BaseException as error:
+            self._pool.give_back(connection)
+            if not isinstance(error, ConnectionError):
+                raise
+            if kept and method == "GET":
+                return await self._exchange(method, url, headers, length, body)
+            raise Dropped(str(error)) from error
+        return UpstreamResponse(connection, self._pool)
+
+
+def _document(body: bytes) -> Any:
+    """A body's JSON, None where it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Target(NamedTuple):
+    """A URL as a request needs it: where to connect, what stands after the method."""
+
+    origin: Origin
+    line: str
+
+
+@lru_cache(1024)
+def _target(url: str) -> _Target:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return _Target(
+        Origin(host, port, parts.scheme == "https"),
+        f"{path} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: */*\r\n",
+    )
+
+
+def _head(method: str, target: _Target, headers: Mapping[str, str], length: str) -> bytes:
+    """A request's head. Raises ValueError where a header's value would begin another one."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        raise ValueError("a header holds a line break")
+    return f"{method} {target.line}{lines}{length}\r\n".encode()

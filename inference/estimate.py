@@ -36,7 +36,7 @@ class TokenRatio:
         """The ratio after a call of `size` bytes that measured `tokens`; the same if that says nothing."""
         if tokens < _LEAST_TOKENS or not _LOWEST <= size / tokens <= _HIGHEST:
             return self
-        return replace(self, samples=(*self.samples[1 - _SAMPLES :], size / tokens))
+        return TokenRatio((*self.samples[1 - _SAMPLES :], size / tokens), self.prior)
 
 
 def estimate_output_tokens(text_bytes: int, events: int, ratio: TokenRatio) -> Count:

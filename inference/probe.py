@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
-from ctxgate.inference.client import UpstreamFailed
+from ctxgate.inference.client import ConnectTimedOut, Unreachable, UpstreamFailed
 from ctxgate.inference.finding import Finding
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ async def probe(client: UpstreamClient, url: str, headers: Mapping[str, str], ti
     try:
         status, _ = await client.get_json(f"{url}/health", headers, timeout_s)
     except UpstreamFailed as error:
-        refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+        refused = isinstance(error, Unreachable) and not isinstance(error, ConnectTimedOut)
         return Probe(Finding.REFUSED if refused else Finding.SILENT)
     if status != 200:
         return Probe(Finding.UNWELL)

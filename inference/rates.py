@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.inference.usage import Certainty
+from ctxgate.inference.usage import Certainty, Usage, measured
 
 if TYPE_CHECKING:
     from datetime import date
-
-    from ctxgate.inference.usage import Usage
 
 NANO_PER_DOLLAR: Final = 10**9
 TOKENS_PER_RATE: Final = 10**6
@@ -101,6 +99,15 @@ def charge(usage: Usage, card: RateCard, day: date) -> Charge:
         exact=all(count.certainty is Certainty.MEASURED for count in counts),
         rates_effective=rates.effective,
     )
+
+
+def miss_nano(prompt: int, cached: int, lost: int, card: RateCard, day: date) -> int:
+    """Nano-dollars that `lost` tokens of a prompt, computed anew, cost more than as cached ones."""
+    paid, unbroken = (
+        charge(Usage(measured(prompt - hit), measured(hit), measured(0)), card, day).total or 0
+        for hit in (cached, cached + lost)
+    )
+    return paid - unbroken
 
 
 def _uncached_nano(tokens: int | None, written: int, rates: Rates) -> int | None:

@@ -82,6 +82,8 @@ class UsageMeter:
 
     def result(self) -> ParsedUsage:
         """The stream's usage as last reported; `usage` is None when nothing usable was."""
+        if len(self._whole) == 1 and not self._running:
+            return self.dialect.parse(self._whole[0])
         whole = self._fold(self._whole, self.dialect)
         running = self._fold_running()
         usage = whole.usage or running.usage

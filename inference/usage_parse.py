@@ -18,10 +18,11 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from ctxgate.inference.usage import UNKNOWN, Count, Usage, measured
+from ctxgate.inference.usage_usual import LARGEST, usual_usage
 
 INCLUSIVE: Final = "inclusive"
 EXCLUSIVE: Final = "exclusive"
-MAX_TOKENS: Final = 2**40  # beyond any window; a larger figure is garbage
+MAX_TOKENS: Final = LARGEST
 
 RawUsage: TypeAlias = Mapping[str, Any] | bytes | msgspec.Raw | None
 
@@ -100,6 +101,10 @@ def parse_usage(
     """
     if convention not in (INCLUSIVE, EXCLUSIVE):
         raise ValueError(f"unknown usage convention: {convention!r}")
+    if convention == INCLUSIVE and choices == 1 and isinstance(raw, bytes | msgspec.Raw):
+        usual = usual_usage(raw, cached_absent_is_zero=cached_absent_is_zero, window=window)
+        if usual is not None:
+            return ParsedUsage(usual)
     record, fault = decode_object(raw)
     if record is None:
         return ParsedUsage(anomalies=(fault,)) if fault else ABSENT

@@ -7,22 +7,24 @@ text is never re-serialized (a re-serialized prompt is another prompt to the pre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from ctxgate.inference.frame import WHITESPACE, Frame, Span, frame_at, framed, walked
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
-_WHITESPACE: Final = b" \t\r\n"
-_SEPARATORS: Final = _WHITESPACE + b","
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
+_BRACE: Final = 0x7D
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_ITEM: Final = msgspec.json.Decoder(msgspec.Raw)
 _ANY: Final = msgspec.json.Decoder()
 _ABSENT: Final = msgspec.Raw(b"")
 # Fields of vLLM that reach past the caller's own request: into other tenants' caches, the scheduler,
@@ -56,6 +58,8 @@ ENGINE_FIELDS: Final = frozenset(
 )
 KNOWN: Final = ENGINE_FIELDS | {
     "best_of",
+    "chat_template_kwargs",
+    "documents",
     "input",
     "max_completion_tokens",
     "max_tokens",
@@ -64,6 +68,7 @@ KNOWN: Final = ENGINE_FIELDS | {
     "n",
     "prompt",
     "prompt_cache_key",
+    "reasoning_effort",
     "safety_identifier",
     "stream",
     "stream_options",
@@ -98,8 +103,7 @@ class NotAnObject(ValueError):
     """The body is JSON, but not an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """Replace `raw[start:end]` by `text`; `start == end` inserts."""
 
     start: int
@@ -114,19 +118,32 @@ class Body:
     are first asked for. Of a repeated member the last one counts, as in every reader that vLLM uses.
     """
 
-    __slots__ = ("_known", "_members", "raw")
+    __slots__ = ("_frame", "_known", "_members", "raw")
 
     def __init__(self, raw: bytes, known: _Known | None, members: Mapping[str, msgspec.Raw] | None) -> None:
         self.raw = raw
         self._known = known
         self._members = members
+        self._frame: Frame | Literal["unknown", "none"] = "unknown"
 
     @property
     def members(self) -> Mapping[str, msgspec.Raw]:
-        """Every member, in order; costs a scan of the body the first time."""
+        """Every member, in order; costs a look at every byte the first time."""
         if self._members is None:
-            self._members = decoded(_MEMBERS, self.raw)
+            frame = self.frame()
+            if frame is None:
+                self._members = decoded(_MEMBERS, self.raw)
+            else:
+                messages = msgspec.Raw(memoryview(self.raw)[frame.start : frame.end])
+                self._members = {**frame.members, "messages": messages}
         return self._members
+
+    def frame(self) -> Frame | None:
+        """The body around its messages; None where it has none, or their place is not certain."""
+        if self._frame == "unknown":
+            messages = None if self._known is None else self._known.messages
+            self._frame = "none" if messages is None else framed(self.raw, messages) or "none"
+        return None if self._frame == "none" else self._frame
 
     def get(self, name: str) -> msgspec.Raw | None:
         """A member's value as it stands in the body, or None when it is absent."""
@@ -212,64 +229,152 @@ def splice(raw: bytes, edits: Sequence[Edit]) -> Pieces:
 
 
 def with_member(body: Body, name: str, value: bytes) -> Pieces:
-    """The object's bytes with `name: value`: in place of the old value, else as a new last member.
+    """The object's bytes with `name: value`; see `with_members`."""
+    return with_members(body, {name: value})
 
-    A replacement is read back: where repeated members have led it astray, the member is appended
-    instead, and counts because it is the last of its name.
+
+def with_members(body: Body, members: Mapping[str, bytes]) -> Pieces:
+    """The object's bytes with these members: each in place of its old value, else as a new last one.
+
+    Replacements are read back: where repeated members have led one astray, all are appended instead, and
+    count because they are the last of their names.
     """
-    span = _member_span(body, name) if body.get(name) is not None else None
-    if span is not None:
-        replaced = splice(body.raw, [Edit(*span, value)])
-        if _reads(b"".join(replaced), name) == value:
-            return replaced
-    end = body.raw.rindex(b"}")
-    comma = b"" if _is_empty(body.raw[:end]) else b","
-    return splice(body.raw, [Edit(end, end, comma + msgspec.json.encode(name) + b":" + value)])
+    frame = None if "messages" in members else body.frame()
+    raw = body.raw if frame is None else frame.text
+    edits: dict[str, Edit] = {}
+    for name, value in members.items():
+        span = _span_in(body, frame, name) if body.get(name) is not None else None
+        if span is not None:
+            edits[name] = Edit(*span, value)
+    if edits and not _read_back(b"".join(splice(raw, [*edits.values()])), edits):
+        edits = {}
+    replaced = [*edits.values()]
+    if frame is not None:
+        replaced = [Edit(*frame.outer((edit.start, edit.end)), edit.text) for edit in replaced]
+    added = [msgspec.json.encode(name) + b":" + value for name, value in members.items() if name not in edits]
+    if added:
+        end = body.raw.rindex(b"}")
+        comma = b"" if _is_empty(body.raw) else b","
+        replaced.append(Edit(end, end, comma + b",".join(added)))
+    return splice(body.raw, replaced)
 
 
-def _reads(raw: bytes, name: str) -> bytes | None:
+def _read_back(raw: bytes, edits: Mapping[str, Edit]) -> bool:
+    """Whether an edited object holds what was written into it."""
     try:
-        return bytes(decoded(_MEMBERS, raw).get(name, _ABSENT))
-    except msgspec.DecodeError:  # repeated members have led the replacement into a text
-        return None
+        members = decoded(_MEMBERS, raw)
+    except msgspec.DecodeError:  # repeated members have led a replacement into a text
+        return False
+    return all(bytes(members.get(name, _ABSENT)) == edit.text for name, edit in edits.items())
 
 
-def _is_empty(head: bytes) -> bool:
-    """Whether the bytes before an object's last brace hold no member."""
-    return len(head) < 64 and head.strip(_WHITESPACE) == b"{"
+def _is_empty(raw: bytes) -> bool:
+    """Whether an object has no member."""
+    position = raw.index(b"{") + 1
+    while raw[position] in WHITESPACE:
+        position += 1
+    return raw[position] == _BRACE
 
 
-def array_spans(body: Body, name: str) -> list[tuple[int, int]] | None:
-    """Where the elements of an array member lie in the bytes, or None when repeated members hide it.
+def array_spans(body: Body, name: str) -> Sequence[Span] | None:
+    """Where the elements of an array member lie in the bytes, or None when their place is not certain.
 
     Raises `msgspec.ValidationError` if it is no array.
     """
     items = body.items(name)
-    outer = _member_span(body, name)
+    frame = body.frame()
+    if name == "messages":
+        return None if frame is None else frame.spans
+    outer = _span_in(body, frame, name)
     if outer is None:
         return None
-    spans: list[tuple[int, int]] = []
-    position = outer[0] + 1
-    for item in items:
-        while body.raw[position] in _SEPARATORS:
-            position += 1
-        spans.append((position, position := position + memoryview(item).nbytes))
-    return spans
+    return walked(body.raw, outer[0] if frame is None else frame.outer(outer)[0], items)
 
 
-def _member_span(body: Body, name: str) -> tuple[int, int] | None:
-    """Where a member's value lies in the bytes, or None when repeated members hide it.
+def rewritten(body: Body, edits: Sequence[Edit]) -> Body | None:
+    """The body that edits inside messages and tools make, without a scan of what they leave alone.
+
+    None unless each edit lies within one element of these two arrays and each element is one JSON value
+    afterwards; then the result is what `parse` finds in the spliced bytes. Raises ValueError if edits
+    overlap.
+    """
+    frame, known = body.frame(), body._known
+    tool_spans = (array_spans(body, "tools") or ()) if body.kind("tools") == "[" else ()
+    if frame is None or known is None:
+        return None
+    new_tools = _changed(body.raw, tool_spans, [edit for edit in edits if not frame.holds(edit.start)])
+    new_messages = _changed(body.raw, frame.spans, [edit for edit in edits if frame.holds(edit.start)])
+    if new_tools is None or new_messages is None:
+        return None
+    before = sum(
+        len(text) - tool_spans[at][1] + tool_spans[at][0]
+        for at, text in new_tools.items()
+        if tool_spans[at][0] < frame.start
+    )
+    messages, spans, shift = list(known.messages or ()), [], before
+    for at, (start, end) in enumerate(frame.spans):
+        text = new_messages.get(at)
+        first, shift = start + shift, shift if text is None else shift + len(text) - end + start
+        spans.append((first, end + shift))
+        if text is not None:
+            messages[at] = msgspec.Raw(text)
+    raw = b"".join(splice(body.raw, edits))
+    after = frame_at(raw, frame.start + before, frame.end + shift, spans)
+    if after is None:
+        return None
+    others = {name: after.members.get(name, _ABSENT) for name in KNOWN}
+    result = Body(raw, msgspec.structs.replace(known, messages=messages, **others), None)
+    result._frame = after
+    return result
+
+
+def _changed(raw: bytes, spans: Sequence[Span], edits: Sequence[Edit]) -> dict[int, bytes] | None:
+    """The new text of each element that edits change, by its place; None where an edit is not inside one."""
+    whole = {edit[:2]: edit.text for edit in edits}
+    exact = {at: whole[span] for at, span in enumerate(spans) if span in whole}
+    if len(exact) == len(edits):  # each replaces an element, as most do; no need to look for their places
+        return exact if _are_values(exact.values()) else None
+    by_place: dict[int, list[Edit]] = {}
+    starts = [start for start, _ in spans]
+    for edit in edits:
+        at = bisect_right(starts, edit.start) - 1
+        if at < 0 or edit.end > spans[at][1] or edit.start > edit.end:
+            return None
+        by_place.setdefault(at, []).append(edit)
+    found: dict[int, bytes] = {}
+    for at, group in by_place.items():
+        start, end = spans[at]
+        if len(group) == 1 and (group[0].start, group[0].end) == (start, end):
+            found[at] = group[0].text
+        else:
+            inner = [Edit(edit.start - start, edit.end - start, edit.text) for edit in group]
+            found[at] = b"".join(splice(raw[start:end], inner))
+    return found if _are_values(found.values()) else None
+
+
+def _are_values(texts: Iterable[bytes]) -> bool:
+    """Whether each text is one JSON value and nothing around it."""
+    try:
+        return all(memoryview(decoded(_ITEM, text)).nbytes == len(text) for text in texts)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _span_in(body: Body, frame: Frame | None, name: str) -> Span | None:
+    """Where a member's value lies in a frame, or in the body without one; None when repeated members hide it.
 
     Walks from member to member by the known lengths of their values, so that the cost is in the
     number of members, not in the size of the prompt.
     """
-    position = body.raw.index(b"{") + 1
+    raw, members = (body.raw, body.members) if frame is None else (frame.text, frame.members)
+    position = raw.index(b"{") + 1
     try:
-        for member, value in body.members.items():
-            start = _value_start(body.raw, position)
+        for member, value in members.items():
+            start = _value_start(raw, position)
             position = start + memoryview(value).nbytes
             if member == name:
-                return (start, position) if body.raw[start:position] == bytes(value) else None
+                astray = frame is not None and start <= frame.start < position
+                return None if astray or raw[start:position] != bytes(value) else (start, position)
     except (ValueError, IndexError):  # a repeated member's length has led past the end
         return None
     return None
@@ -281,6 +386,6 @@ def _value_start(raw: bytes, position: int) -> int:
     while raw[position] != _QUOTE:
         position += 2 if raw[position] == _BACKSLASH else 1
     position = raw.index(b":", position + 1) + 1
-    while raw[position] in _WHITESPACE:
+    while raw[position] in WHITESPACE:
         position += 1
     return position

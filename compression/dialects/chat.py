@@ -9,6 +9,9 @@ hash of its bytes. Its identity is what the model can tell of it:
 - beside tool calls, content that is null, empty or missing is the same content;
 - an empty list of tool calls is none.
 
+The ids of tool calls are part of that identity. What is left without them is the message's *shape*: all
+but which result answers which call, and that follows from the ids' order (`chain`).
+
 Without tool calls, an assistant's empty content is not unified: engines refuse some of these forms and
 take others, and a form that was refused must never stand in for one that works.
 """
@@ -16,8 +19,9 @@ take others, and a form that was refused must never stand in for one that works.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -37,6 +41,7 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _NULL: Final = b"null"
 _EMPTY: Final = b'""'
 _QUOTE: Final = 0x22
+_MARKS: Final = (b"s7:ctxgate", b"s13:cache_control")  # these names as `canonical_form` writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,14 @@ class Facts:
     """What is known of one message.
 
     `digest` is its identity, `size` the bytes of what it says, however it is spelled, `role` empty where
-    it has none. `varies`: clients are known to send the
-    same message in several forms that a template prints differently. `calls` are the ids of its tool
-    calls, `answers` the id of the call that a tool result answers.
+    it has none. `varies`: clients are known to send the same message in several forms that a template
+    prints differently. `calls` are the ids of its tool calls (empty where one has no text for an id),
+    `answers` the id of the call that a tool result answers. `marked`: it may bear a mark for the gateway
+    or for a cache (`compression.marks`).
+
+    `shape` is the identity without ids, empty where there are none. Of a message that varies, `content`
+    names the form of its content, where that is none, and `arguments` the spelling of its arguments: what
+    `digest` does not tell apart.
     """
 
     digest: bytes
@@ -55,6 +65,15 @@ class Facts:
     varies: bool = False
     calls: tuple[str, ...] = ()
     answers: str | None = None
+    marked: bool = False
+    shape: bytes = b""
+    content: bytes = field(default=b"", compare=False)
+    arguments: bytes = field(default=b"", compare=False)
+
+    @property
+    def nameless(self) -> bytes:
+        """The identity but for ids."""
+        return self.shape or self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,43 +101,76 @@ class Views:
     """
 
     def __init__(self, entries: int = MEMO_ENTRIES, seed: int = 0) -> None:
-        self._seed = seed
-        self._messages: Recent[tuple[str, bytes], Facts] = Recent(entries)
-        self._tools: Recent[tuple[str, bytes], ToolFacts | None] = Recent(entries // 10)
+        self._seed = seed.to_bytes(8, "big")
+        self._messages: Recent[bytes, Facts] = Recent(entries)
+        self._tools: Recent[bytes, ToolFacts | None] = Recent(entries // 10)
 
     def message(self, tenant: str, raw: msgspec.Raw | bytes) -> Facts:
         """The facts of a message, decoded only if its bytes are new."""
-        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw), self._seed))
-        facts = self._messages.get(key)
-        if facts is None:
-            facts = facts_of(raw)
-            self._messages.put(key, facts)
-        return facts
+        return self.messages(tenant, (raw,))[0]
+
+    def messages(self, tenant: str, raws: Sequence[msgspec.Raw | bytes]) -> tuple[Facts, ...]:
+        """The facts of messages; only those whose bytes are new are decoded."""
+        keys = list(map(xxhash.xxh3_128_digest, raws, repeat(self._seed_of(tenant))))
+        found = self._messages.get_all(keys)
+        for at in [at for at, facts in enumerate(found) if facts is None]:
+            found[at] = facts = facts_of(raws[at])
+            self._messages.put(keys[at], facts)
+        return tuple(facts for facts in found if facts is not None)
 
     def tool(self, tenant: str, raw: msgspec.Raw | bytes) -> ToolFacts | None:
         """The facts of a tool definition, or None where it is no JSON object."""
-        key = (tenant, xxhash.xxh3_128_digest(memoryview(raw), self._seed))
+        key = xxhash.xxh3_128_digest(memoryview(raw), self._seed_of(tenant))
         facts = self._tools.get(key)
         if facts is None:
             facts = tool_facts_of(raw)
             self._tools.put(key, facts)
         return facts
 
+    def _seed_of(self, tenant: str) -> int:
+        """A seed per tenant keeps their memories apart without a name in every key."""
+        return int.from_bytes(blake2b(tenant.encode(), key=self._seed, digest_size=8).digest(), "big")
+
 
 def facts_of(raw: msgspec.Raw | bytes) -> Facts:
     """The facts of one message. What cannot be read as a message is only equal to the same bytes."""
     try:
-        members = _without_nulls(decoded(_MEMBERS, raw))
+        given = decoded(_MEMBERS, raw)
+        members = _without_nulls(given)
         role = _text(members.get("role")) or ""
-        calls: list[dict[str, msgspec.Raw]] = []
+        calls = _Calls((), ())
         if role == "assistant" and "tool_calls" in members:
             calls = _calls(members)
+        answers = _text(members.get("tool_call_id")) if role == "tool" else None
+        if answers is not None:
+            del members["tool_call_id"]
         form = canonical_form(msgspec.json.encode(members))
     except (msgspec.DecodeError, ValueError):  # NotJson and undecodable bytes are ValueErrors
         return Facts(_digest(memoryview(raw), b"ctxgate opaque"), memoryview(raw).nbytes, "")
-    ids = tuple(_text(call.get("id")) or "" for call in calls)
-    answers = _text(members.get("tool_call_id")) if role == "tool" else None
-    return Facts(_digest(form, b"ctxgate message"), len(form), role, bool(calls), ids, answers)
+    marked = any(name in form for name in _MARKS)
+    shape = _digest(form, b"ctxgate message")
+    if answers is not None:
+        return Facts(
+            named(shape, (answers,)), len(form) + len(answers), role, False, (), answers, marked, shape
+        )
+    if not calls.ids:
+        return Facts(shape, len(form), role, marked=marked)
+    return Facts(
+        digest=named(shape, calls.ids),
+        size=len(form) + sum(len((id_ or "").encode()) for id_ in calls.ids),
+        role=role,
+        varies=True,
+        calls=tuple(id_ or "" for id_ in calls.ids),
+        marked=marked,
+        shape=shape,
+        content=_content_form(given),
+        arguments=_digest(msgspec.json.encode(calls.arguments), b"ctxgate spelling"),
+    )
+
+
+def named(shape: bytes, ids: Sequence[str | None]) -> bytes:
+    """The identity of a message of this shape with these ids; None: a call has no text for one."""
+    return _digest(shape + msgspec.json.encode(ids), b"ctxgate ids")
 
 
 def tool_facts_of(raw: msgspec.Raw | bytes) -> ToolFacts | None:
@@ -155,26 +207,56 @@ def rounds(messages: Sequence[Facts]) -> list[Round]:
     return found
 
 
-def _calls(members: dict[str, msgspec.Raw]) -> list[dict[str, msgspec.Raw]]:
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The tool calls of a message: their ids, and the texts of their arguments."""
+
+    ids: tuple[str | None, ...]
+    arguments: tuple[str | None, ...]
+
+
+def _calls(members: dict[str, msgspec.Raw]) -> _Calls:
     """The tool calls of an assistant message, whose members are brought to their common form in place."""
-    calls = [_call(raw) for raw in decoded(_ITEMS, members["tool_calls"])]
+    ids: list[str | None] = []
+    arguments: list[str | None] = []
+    calls: list[dict[str, msgspec.Raw]] = []
+    for raw in decoded(_ITEMS, members["tool_calls"]):
+        call, spelled = _call(raw)
+        id_ = _text(call.get("id"))
+        if id_ is not None:
+            del call["id"]
+        calls.append(call)
+        ids.append(id_)
+        arguments.append(spelled)
     if not calls:
         del members["tool_calls"]
-        return calls
+        return _Calls((), ())
     members["tool_calls"] = msgspec.Raw(msgspec.json.encode(calls))
     if _is(members.get("content"), _EMPTY):
         del members["content"]
-    return calls
+    return _Calls(tuple(ids), tuple(arguments))
 
 
-def _call(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
+def _call(raw: msgspec.Raw) -> tuple[dict[str, msgspec.Raw], str | None]:
+    """A call with its members in their common form, and its arguments as they were spelled."""
     call = _without_nulls(decoded(_MEMBERS, raw))
+    spelled = None
     if "function" in call:
         function = _without_nulls(decoded(_MEMBERS, call["function"]))
         if "arguments" in function:
+            spelled = _text(function["arguments"])
             function["arguments"] = _arguments(function["arguments"])
         call["function"] = msgspec.Raw(msgspec.json.encode(function))
-    return call
+    return call, spelled
+
+
+def _content_form(members: dict[str, msgspec.Raw]) -> bytes:
+    """Which of the forms of no content this is; empty where there is some."""
+    content = members.get("content")
+    if content is None:
+        return b"missing"
+    text = bytes(content)
+    return text if text in (_NULL, _EMPTY) else b""
 
 
 def _arguments(raw: msgspec.Raw) -> msgspec.Raw:

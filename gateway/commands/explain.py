@@ -1,7 +1,11 @@
-"""`ctxgate explain`: what a request would miss of the cache another one left. Nothing is sent."""
+"""`ctxgate explain`: what a request would miss of the cache another one left, or what layout makes of it.
+
+Nothing is sent.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ctxgate.compression.diverge import NotChat, diverge
+from ctxgate.compression.marks import MarkError
+from ctxgate.compression.policy import LEVELS, Level, Policy
+from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.config_load import ConfigError, load
 from ctxgate.gateway.explain import Explanation, Price, as_json, as_text
 from ctxgate.gateway.explain_count import Renderer, count
+from ctxgate.gateway.explain_plan import plan_as_json, plan_as_text, plan_of
 from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.inference import wire
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
     from ctxgate.inference.wire import Body
@@ -33,7 +40,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("--request", type=Path, required=True, metavar="A.json", help="the chat request that was sent first")
-    add("--after", type=Path, required=True, metavar="B.json", help="the one sent after it, to be explained")
+    add(
+        "--after",
+        type=Path,
+        metavar="B.json",
+        help="the one sent after it, to be explained; without it, what layout would make of the first",
+    )
+    add(
+        "--layout",
+        choices=LEVELS,
+        default=Level.DECLARED,
+        help="without --after: the layout level (default: declared)",
+    )
+    add(
+        "--volatile",
+        type=_kinds,
+        default=frozenset(VolatileKind),
+        metavar="KIND,...",
+        help=f"without --after: what is declared volatile, of {', '.join(VolatileKind)} (default: all)",
+    )
     add("--json", action="store_true", help="the same as JSON")
     add(
         "--tokenizer",
@@ -54,15 +79,36 @@ def _positive(text: str) -> int:
     return value
 
 
+def _kinds(text: str) -> frozenset[VolatileKind]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in [*VolatileKind]:
+            raise argparse.ArgumentTypeError(f"unknown kind {name!r}; known: {', '.join(VolatileKind)}")
+    return frozenset(VolatileKind(name) for name in names)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 2 for files or arguments that allow none."""
     try:
-        explanation = _explain(args)
+        print(_plan(args) if args.after is None else _explanation(args), end="")
     except Unusable as error:
         print(f"ctxgate explain: {error}", file=sys.stderr)
         return 2
-    print(as_json(explanation) if args.json else as_text(explanation), end="")
     return 0
+
+
+def _plan(args: argparse.Namespace) -> str:
+    policy = Policy(Level(args.layout), kinds=args.volatile)
+    try:
+        plan = plan_of(args.request.name, _body(args.request), policy)
+    except MarkError as error:
+        raise Unusable(f"{args.request}: {error}") from None
+    return plan_as_json(plan) if args.json else plan_as_text(plan)
+
+
+def _explanation(args: argparse.Namespace) -> str:
+    explanation = _explain(args)
+    return as_json(explanation) if args.json else as_text(explanation)
 
 
 def _explain(args: argparse.Namespace) -> Explanation:

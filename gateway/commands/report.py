@@ -1,4 +1,4 @@
-"""`ctxgate report`: tokens and dollars by task, team, pool, model or day."""
+"""`ctxgate report`: tokens and dollars by task, team, pool, model, day or cause; misses and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway import report
+from ctxgate.gateway import report, report_misses
 from ctxgate.gateway.config_load import load
 from ctxgate.gateway.instants import FORMS, instant_us
 from ctxgate.gateway.ledger import EVERYTHING, FILTERS, GROUPINGS, LedgerError, LedgerUnavailable
@@ -29,7 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"columns of the table:\n{textwrap.indent(report.COLUMNS, '  ')}"
-    parser.add_argument("--by", choices=GROUPINGS, default="task", help="what to group by (default: task)")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--by", choices=GROUPINGS, default="task", help="what to group by (default: task)")
+    shape.add_argument(
+        "--misses", action="store_true", help="why the prefix cache was missed, what it cost, what to do"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="JSON; money in nano-dollars and as decimal string")
     form.add_argument("--csv", action="store_true", help="CSV without totals")
@@ -51,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
         until_us = None if args.until is None else instant_us(args.until, now)
         path = args.db if args.db is not None else load(args.config or _DEFAULT_CONFIG).store
         where = {column: getattr(args, column) for column in FILTERS if getattr(args, column) is not None}
+        if args.misses:
+            sys.stdout.write(_misses(args, path, where, since_us, until_us))
+            return 0
         rows, everything = _read(path, args.by, where, since_us, until_us)
     except (LedgerError, OSError, ValueError) as error:
         print(f"ctxgate report: {error}", file=sys.stderr)
@@ -63,6 +70,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(report.as_table(rows, args.by, totals=totals))
     return 0
+
+
+def _misses(
+    args: argparse.Namespace, path: Path, where: Mapping[str, str], since_us: int, until_us: int | None
+) -> str:
+    form = (
+        report_misses.as_json if args.json else report_misses.as_csv if args.csv else report_misses.as_table
+    )
+    try:
+        with LedgerReader(path) as ledger:
+            return form(ledger.misses(where=where, since_us=since_us, until_us=until_us))
+    except sqlite3.Error as error:
+        raise LedgerUnavailable(f"{path}: {error}") from error
 
 
 def _read(

@@ -39,19 +39,33 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """A function to run in whatever transaction is next, beside its rows.
+
+    What it raises undoes its own work alone.
+    """
+
+    function: Callable[[sqlite3.Connection], dict[bytes, bytes]]
+    future: asyncio.Future[dict[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The end: nothing comes after it."""
 
 
-Operation: TypeAlias = Open | Settle | Call
+Batched: TypeAlias = Open | Settle | Join
+"""What shares a transaction."""
+
+Operation: TypeAlias = Batched | Call
 
 
-def settled_before_opened(batch: Iterable[Open | Settle]) -> bool:
+def settled_before_opened(batch: Iterable[Batched]) -> bool:
     """Whether a settlement was queued before the opening of its attempt, which is its caller's defect."""
     settled: set[str] = set()
     for operation in batch:
         if isinstance(operation, Settle):
             settled.add(operation.row.attempt_id)
-        elif operation.row.attempt_id in settled:
+        elif isinstance(operation, Open) and operation.row.attempt_id in settled:
             return True
     return False

@@ -64,8 +64,8 @@ class Overflow:
 
     def _finish(self) -> None:
         sync_log(self._database)
-        self.path.unlink()
         log.warning("%d settlements of the outage are written from %s", self.waiting, self.path)
+        self.path.unlink()
         self.waiting = 0
         self.rewind()
 

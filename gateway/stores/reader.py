@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.ledger import EVERYTHING, FILTERS, Page, ReportRow
+from ctxgate.gateway.ledger import EVERYTHING, FILTERS, MissRow, Page, ReportRow
+from ctxgate.gateway.miss import MissCause
 from ctxgate.gateway.stores.rows import COLUMNS, COUNTS, attempt_from_row
 from ctxgate.gateway.stores.schema import connect_read_only
 
@@ -24,6 +25,7 @@ _GROUPS: Final = {
     "pool": ("pool",),
     "model": ("model",),
     "day": ("strftime('%Y-%m-%d', opened_at_us / 1000000, 'unixepoch')",),
+    "cause": ("coalesce(miss_cause, 'no miss')",),
 }
 """What makes a group; the last one is its name, those before it say whose it is."""
 
@@ -40,6 +42,17 @@ _SUMS: Final = f"""
     sum(uncached_tokens IS NULL OR cached_tokens IS NULL OR output_tokens IS NULL),
     sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
         OR cost_output_nano IS NULL)
+"""
+
+_MISSES: Final = """
+    miss_cause,
+    miss_detail,
+    CASE WHEN miss_index > 0 THEN replace(miss_field, '[' || miss_index || ']', '[]') ELSE miss_field END,
+    count(DISTINCT request_id),
+    count(*),
+    coalesce(sum(avoidable_tokens), 0),
+    coalesce(sum(avoidable_nano), 0),
+    sum(avoidable_tokens IS NULL OR avoidable_nano IS NULL)
 """
 
 
@@ -96,6 +109,18 @@ class LedgerReader:
         rows = self._connection.execute(query, [*values, -1 if limit is None else limit, offset])
         width = len(owners)
         return [ReportRow(*row[width:], **dict(zip(owners, row[:width], strict=True))) for row in rows]
+
+    def misses(
+        self, *, where: Mapping[str, str] | None = None, since_us: int = 0, until_us: int | None = None
+    ) -> list[MissRow]:
+        """See `Ledger.misses`."""
+        conditions, values = _conditions(where, since_us, until_us)
+        query = (
+            f"SELECT {_MISSES} FROM attempts WHERE {conditions} AND miss_cause IS NOT NULL"  # noqa: S608  # names
+            " GROUP BY 1, 2, 3 ORDER BY 7 DESC, 6 DESC, 4 DESC, 1, 2, 3"
+        )
+        rows = self._connection.execute(query, values)
+        return [MissRow(MissCause(cause), *rest) for cause, *rest in rows]
 
     def rows(
         self,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ctxgate.gateway.ledger import LedgerError, LedgerUnavailable
+from ctxgate.gateway.ledger import LedgerUnavailable
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
-Result: TypeAlias = bool | LedgerError | None
-Waiting: TypeAlias = "asyncio.Future[Any]"  # None for an opening, bool for a settlement
+Result: TypeAlias = bool | dict[bytes, bytes] | Exception | None
+"""None for an opening, bool for a settlement, a mapping for what joined them; or why there is none."""
+
+Waiting: TypeAlias = "asyncio.Future[Any]"
 
 
 def deliver(results: Iterable[tuple[Waiting, Result]]) -> None:
@@ -19,7 +21,7 @@ def deliver(results: Iterable[tuple[Waiting, Result]]) -> None:
     for future, result in results:
         if future.done():  # cancelled by its waiter
             continue
-        if isinstance(result, LedgerError):
+        if isinstance(result, Exception):
             future.set_exception(result)
         else:
             future.set_result(result)

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ctxgate.gateway.ledger import Attempt, AttemptOpened, AttemptSettled, Outcome
+from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.inference.rates import Charge
 from ctxgate.inference.usage import Certainty, Count, Usage
 
@@ -19,6 +20,17 @@ Value: TypeAlias = str | int | None
 
 COUNTS: Final = tuple(field.name for field in fields(Usage))
 OPENED_COLUMNS: Final = tuple(field.name for field in fields(AttemptOpened))
+MISS_COLUMNS: Final = (
+    "miss_cause",
+    "miss_detail",
+    "miss_field",
+    "miss_index",
+    "miss_offset",
+    "avoidable_tokens",
+    "avoidable_nano",
+)
+"""What rows written before version 3 do not have."""
+
 SETTLED_COLUMNS: Final = (
     "outcome",
     "status",
@@ -33,6 +45,7 @@ SETTLED_COLUMNS: Final = (
     "cost_total_nano",
     "cost_exact",
     "rates_effective",
+    *MISS_COLUMNS,
 )
 COLUMNS: Final = ", ".join((*OPENED_COLUMNS, *SETTLED_COLUMNS))
 """The select list that `attempt_from_row` reads."""
@@ -81,7 +94,25 @@ def settled_values(row: AttemptSettled) -> tuple[Value, ...]:
         charge.total,
         int(charge.exact),
         charge.rates_effective.isoformat(),
+        *_miss_values(row.miss),
     )
+
+
+def _miss_values(miss: Miss | None) -> tuple[Value, ...]:
+    if miss is None:
+        return _NO_MISS
+    return (
+        miss.cause.value,
+        miss.detail,
+        miss.field,
+        miss.index,
+        miss.offset,
+        miss.avoidable_tokens,
+        miss.avoidable_nano,
+    )
+
+
+_NO_MISS: Final = (None,) * len(MISS_COLUMNS)
 
 
 def opened_from_values(values: Sequence[Value]) -> AttemptOpened:
@@ -108,17 +139,31 @@ def settled_from_values(attempt_id: str, values: Sequence[Value]) -> AttemptSett
         exact=bool(column["cost_exact"]),
         rates_effective=date.fromisoformat(str(column["rates_effective"])),
     )
-    finish_reason = column["finish_reason"]
+
+    def words(name: str) -> str | None:
+        value = column[name]
+        return None if value is None else str(value)
+
+    cause = words("miss_cause")
+    miss = None
+    if cause is not None:
+        miss = Miss(
+            MissCause(cause),
+            words("miss_detail"),
+            words("miss_field"),
+            *(whole(name) for name in MISS_COLUMNS[3:]),
+        )
     return AttemptSettled(
         attempt_id=attempt_id,
         outcome=Outcome(str(column["outcome"])),
         status=whole("status"),
-        finish_reason=None if finish_reason is None else str(finish_reason),
+        finish_reason=words("finish_reason"),
         ttft_us=whole("ttft_us"),
         total_us=int(column["total_us"] or 0),
         settled_at_us=int(column["settled_at_us"] or 0),
         usage=Usage(*counts),
         charge=charge,
+        miss=miss,
     )
 
 

@@ -75,6 +75,18 @@ CREATE TABLE forms (
 ) STRICT
 """
 
+_OF_A_MISS: Final = "CHECK ({0} IS NULL OR {0} >= 0 AND miss_cause IS NOT NULL)"
+_MISSES: Final = (
+    "miss_cause TEXT",
+    "miss_detail TEXT CHECK (miss_detail IS NULL OR miss_cause IS NOT NULL)",
+    "miss_field TEXT CHECK (miss_field IS NULL OR miss_cause IS NOT NULL)",
+    *(
+        f"{name} INTEGER {_OF_A_MISS.format(name)}"
+        for name in ("miss_index", "miss_offset", "avoidable_tokens")
+    ),
+    "avoidable_nano INTEGER CHECK (avoidable_nano IS NULL OR miss_cause IS NOT NULL)",
+)
+
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
         _ATTEMPTS,
@@ -84,6 +96,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX attempts_time ON attempts (opened_at_us)",
     ),
     (_FORMS,),
+    tuple(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _MISSES),
 )
 """Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
 

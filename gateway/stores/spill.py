@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ctxgate.gateway.stores.rows import (
+    MISS_COLUMNS,
     OPENED_COLUMNS,
     SETTLED_COLUMNS,
     opened_from_values,
@@ -113,7 +114,8 @@ def _encode(row: Spilled) -> str:
 def _decode(line: str) -> Spilled:
     fields = json.loads(line)
     try:
-        settled, opened = fields["settled"], fields["opened"]
+        # A line of an earlier version has no word of misses.
+        settled, opened = dict.fromkeys(MISS_COLUMNS) | fields["settled"], fields["opened"]
         return Spilled(
             settled_from_values(fields["attempt_id"], [settled[name] for name in SETTLED_COLUMNS]),
             None if opened is None else opened_from_values([opened[name] for name in OPENED_COLUMNS]),

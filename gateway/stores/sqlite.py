@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, Page, ReportRow
+    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, MissRow, Page, ReportRow
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,14 @@ class SqliteLedger:
             limit=limit,
             offset=offset,
         )
+        return await asyncio.get_running_loop().run_in_executor(self._reports, query)
+
+    async def misses(
+        self, *, where: Mapping[str, str] | None = None, since_us: int = 0, until_us: int | None = None
+    ) -> list[MissRow]:
+        """See `Ledger.misses`. Runs in a thread with a read-only connection of its own."""
+        self._refuse_if_closed()
+        query = partial(self._reader.misses, where=where, since_us=since_us, until_us=until_us)
         return await asyncio.get_running_loop().run_in_executor(self._reports, query)
 
     async def rows(

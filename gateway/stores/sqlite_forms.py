@@ -39,7 +39,7 @@ class SqliteForms:
             raise LedgerClosed(f"{self._path}: closed")
         if claims:
             step = partial(_claim, tenant=tenant, claims=claims, reads=reads, now_us=now_us)
-            return await asyncio.wrap_future(self._writer.call(step))
+            return await self._writer.join(step)
         query = partial(_read, self._connection, tenant, reads)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, query)

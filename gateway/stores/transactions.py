@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.gateway.ledger import AttemptConflict, InvalidRow, LedgerError, LedgerUnavailable, UnknownAttempt
 from ctxgate.gateway.stores import bulk
-from ctxgate.gateway.stores.operations import Open, Settle, settled_before_opened
+from ctxgate.gateway.stores.operations import Join, Open, Settle, settled_before_opened
 from ctxgate.gateway.stores.recovery import apply_spilled
+from ctxgate.gateway.stores.results import unavailable
 from ctxgate.gateway.stores.rows import INSERT, OPENED_COLUMNS, SETTLE, opened_values, settled_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
+    from ctxgate.gateway.stores.operations import Batched
     from ctxgate.gateway.stores.results import Result
     from ctxgate.gateway.stores.spill import Spilled
     from ctxgate.gateway.stores.watch import FileWatch
@@ -50,7 +52,7 @@ class Transactions:
         self._file = file
         self._busy_timeout_s = busy_timeout_s
 
-    def write(self, batch: list[Open | Settle], refused: Mapping[str, AttemptOpened]) -> list[Result]:
+    def write(self, batch: list[Batched], refused: Mapping[str, AttemptOpened]) -> list[Result]:
         """Carry operations out; a settlement brings the opening with it that was refused before."""
         try:
             return (None if refused else self._at_once(batch)) or self._each(batch, refused)
@@ -77,7 +79,7 @@ class Transactions:
         """Close the connection."""
         self._connection.close()
 
-    def _at_once(self, batch: list[Open | Settle]) -> list[Result] | None:
+    def _at_once(self, batch: list[Batched]) -> list[Result] | None:
         """Write a batch in few statements; None, and nothing written, unless every operation is a plain one.
 
         Each statement gives the interpreter's lock away and waits to get it back from a busy event loop,
@@ -97,12 +99,19 @@ class Transactions:
         if not plain:
             self._rollback()
             return None
+        results: list[Result] = [
+            self._join(operation) if isinstance(operation, Join) else isinstance(operation, Settle) or None
+            for operation in batch
+        ]
         self._connection.execute("COMMIT")
-        return [None if isinstance(operation, Open) else True for operation in batch]
+        return results
 
-    def _each(self, batch: list[Open | Settle], refused: Mapping[str, AttemptOpened]) -> list[Result]:
+    def _each(self, batch: list[Batched], refused: Mapping[str, AttemptOpened]) -> list[Result]:
         self._begin()
-        results = [self._apply(operation, refused) for operation in batch]
+        results: list[Result] = [
+            self._join(operation) if isinstance(operation, Join) else self._apply(operation, refused)
+            for operation in batch
+        ]
         self._connection.execute("COMMIT")
         return results
 
@@ -138,6 +147,23 @@ class Transactions:
             result.__cause__ = error
         if isinstance(result, LedgerError):
             log.error("%s: %s", type(result).__name__, result)
+        return result
+
+    def _join(self, operation: Join) -> Result:
+        """Run a function within the transaction; its failure is its own result, and undoes what it did.
+
+        Where SQLite has given up the whole transaction over it, that fails.
+        """
+        self._connection.execute("SAVEPOINT joined")
+        result: Result
+        try:
+            result = operation.function(self._connection)
+        except Exception as error:  # handed to the caller, whose function it is
+            if not self._connection.in_transaction:
+                raise
+            self._connection.execute("ROLLBACK TO joined")
+            result = unavailable(error) if isinstance(error, sqlite3.Error) else error
+        self._connection.execute("RELEASE joined")
         return result
 
     def _insert(self, row: AttemptOpened) -> Result:

@@ -1,13 +1,15 @@
 """The ledger's writer: one thread, one connection, many queued operations per transaction.
 
 While a commit runs, further operations queue up and share the next one (group commit), so the load
-itself sets the size of a transaction and an idle writer commits at once. An operation of bad contents
+itself sets the size of a transaction and an idle writer commits at once; a function that joins runs
+among them. An operation of bad contents
 fails alone; a transaction that fails refuses its openings and keeps its settlements for the next try,
 in memory first and past a bound in the spill file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import threading
@@ -19,13 +21,12 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.gateway.ledger import LedgerUnavailable
-from ctxgate.gateway.stores.operations import Call, Open, Operation, Settle, Stop
+from ctxgate.gateway.stores.operations import Batched, Call, Join, Open, Operation, Settle, Stop
 from ctxgate.gateway.stores.results import Result, Waiting, deliver, unavailable
 from ctxgate.gateway.stores.spill import Spilled, SpillFailed
 from ctxgate.gateway.stores.transactions import touch
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
@@ -60,7 +61,7 @@ class Writer:
         self._overflow = overflow
         self._retry_delays_s = retry_delays_s
         self._queue: SimpleQueue[tuple[Operation | Stop, ...]] = SimpleQueue()
-        self._staged: list[Open | Settle] = []
+        self._staged: list[Batched] = []
         self._backlog: deque[Operation] = deque()
         self._refused: dict[str, AttemptOpened] = {}
         self._dropped = 0  # refused openings, in this outage
@@ -94,6 +95,20 @@ class Writer:
         """Queue a settlement."""
         self._open_attempts -= 1
         self._stage(Settle(row, future))
+
+    def join(
+        self, function: Callable[[sqlite3.Connection], dict[bytes, bytes]]
+    ) -> asyncio.Future[dict[bytes, bytes]]:
+        """Run a function in the next transaction, beside its rows, which are handed over with it now.
+
+        For the event loop. What the function raises undoes its own work alone; LedgerUnavailable where
+        the store did not take it.
+        """
+        future: asyncio.Future[dict[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._queued += 1
+        self._staged.append(Join(function, future))
+        self._hand_over()
+        return future
 
     def _stage(self, operation: Open | Settle) -> None:
         """Hand an operation over: at once to an idle writer, else with what else comes meanwhile.
@@ -189,8 +204,8 @@ class Writer:
         self._committed(len(batch))
         return True
 
-    def _take_batch(self) -> list[Open | Settle]:
-        batch: list[Open | Settle] = []
+    def _take_batch(self) -> list[Batched]:
+        batch: list[Batched] = []
         while self._backlog and len(batch) < MAX_BATCH:
             operation = self._backlog[0]
             if isinstance(operation, Call):
@@ -199,11 +214,12 @@ class Writer:
             self._backlog.popleft()
         return batch
 
-    def _succeed(self, batch: list[Open | Settle], results: list[Result]) -> None:
+    def _succeed(self, batch: list[Batched], results: list[Result]) -> None:
         self._note_success()
         if self._refused:
             for operation in batch:
-                self._refused.pop(operation.row.attempt_id, None)
+                if not isinstance(operation, Join):
+                    self._refused.pop(operation.row.attempt_id, None)
         self._resolve(list(zip((operation.future for operation in batch), results, strict=True)))
 
     def _note_success(self) -> None:
@@ -217,16 +233,17 @@ class Writer:
         self._dropped = 0
         self._spill_at = MAX_KEPT
 
-    def _fail(self, batch: list[Open | Settle], error: Exception) -> None:
-        """Refuse every waiting opening and call; keep every settlement, in order."""
+    def _fail(self, batch: list[Batched], error: Exception) -> None:
+        """Refuse every waiting opening and function; keep every settlement, in order."""
         self._count_failure(error)
         waiting: list[Operation] = [*batch, *self._backlog]
         self._backlog = deque(operation for operation in waiting if isinstance(operation, Settle))
-        refused = [operation for operation in waiting if isinstance(operation, Open)]
+        refused = [operation for operation in waiting if isinstance(operation, Open | Join)]
         for operation in refused:
-            self._refused[operation.row.attempt_id] = operation.row
+            if isinstance(operation, Open):
+                self._refused[operation.row.attempt_id] = operation.row
         for call in waiting:
-            if isinstance(call, Call):
+            if isinstance(call, Call) and call.future.set_running_or_notify_cancel():
                 call.future.set_exception(unavailable(error))
         self._resolve([(operation.future, unavailable(error)) for operation in refused])
         if len(self._backlog) >= self._spill_at:

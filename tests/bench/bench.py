@@ -13,6 +13,7 @@ import fnmatch
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import measure
+from tests.bench import measure, planning
 from tests.bench.report import Results, render
 from tests.bench.rows import ALL_ROWS, BAR_ROWS, QUICK_ROWS, Bench, Cell, Row
 from tests.bench.systems import CTXGATE, FLOOR, Cores, Running, Spec, StartError, start, start_mock
@@ -44,6 +45,8 @@ class Plan:
     seconds: float
     memory_requests: int
     starts: int
+    planning: bool = True
+    quick: bool = False
     python_tools: bool = False
 
 
@@ -53,6 +56,12 @@ def run_plan(plan: Plan, folder: Path, absent: dict[str, str] | None = None) -> 
     tools, cores = find_tools(python=plan.python_tools), Cores.choose()
     rounds = f"{plan.rounds} interleaved rounds of {plan.seconds:g} s, medians of the rounds"
     results = Results(measure.machine(), [f"{cores}; {tools.note}; {rounds}."], absent=dict(absent or {}))
+    if plan.planning:
+        noise = Noise(())
+        _measure_planning(plan, results)
+        if not plan.rows and not plan.memory_requests:
+            results.notes = [noise.note()]
+            return results
     mock = start_mock(tools, folder / "mock", cores.mock)
     running = [mock]
     try:
@@ -134,6 +143,18 @@ def _measure_memory(bench: Bench, plan: Plan, running: Sequence[Running], result
             results.memory[one.name] = bench.memory(one, plan.memory_requests, clients=64)
 
 
+def _measure_planning(plan: Plan, results: Results) -> None:
+    """In this process, before any other runs; peers in their own environments, where they are installed."""
+    _progress("planning at a million tokens")
+    results.planning = planning.measure(quick=plan.quick)
+    for name, python in planning.installed_peers().items():
+        _progress(f"counting tokens: {name}")
+        try:
+            results.planning += planning.measure_peer(name, python, results.planning, quick=plan.quick)
+        except subprocess.SubprocessError as error:
+            results.absent[f"{name}, counting tokens"] = str(error)
+
+
 def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -144,7 +165,9 @@ def _progress(text: str) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that `bench` and `peers` share."""
     parser.add_argument("--quick", action="store_true", help="a smoke run; its figures mean nothing")
-    parser.add_argument("--only", action="append", metavar="ROW", help="rows by name or pattern, or `memory`")
+    parser.add_argument(
+        "--only", action="append", metavar="ROW", help="rows by name or pattern, `memory`, `planning`"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="per cell and round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to a file")
@@ -160,8 +183,9 @@ def make_plan(args: argparse.Namespace, specs: tuple[Spec, ...], rows: tuple[Row
     memory = 200 if args.quick else 20_000
     if only and "memory" not in only:
         memory = 0
-    if not chosen and not memory:
-        raise SystemExit(f"no such row; rows: memory {' '.join(row.name for row in rows)}")
+    plans = not only or "planning" in only
+    if not chosen and not memory and not plans:
+        raise SystemExit(f"no such row; rows: memory planning {' '.join(row.name for row in rows)}")
     return Plan(
         specs=specs,
         rows=chosen,
@@ -169,6 +193,8 @@ def make_plan(args: argparse.Namespace, specs: tuple[Spec, ...], rows: tuple[Row
         seconds=0.2 if args.quick else args.seconds,
         memory_requests=memory,
         starts=1 if args.quick else 3,
+        planning=plans,
+        quick=args.quick,
         python_tools=args.python_tools,
     )
 

@@ -36,29 +36,28 @@ def chat_body(size: int, *, stream: bool, all_new: bool = False) -> bytes:
     last two messages the mark of the request, so consecutive requests of a client share all but those
     two. With `all_new` every message carries the mark of the request.
     """
+    request = chat_request(size, 2 if size < 10_000 else 12, all_new=all_new)
+    return _encode(request | {"stream": True} if stream else request)
+
+
+def chat_request(size: int, tools: int, *, all_new: bool = False) -> dict[str, Any]:
+    """The request of `chat_body` with so many tools, not streamed."""
     rng = random.Random(size)
-    tools = _tools(rng, 2 if size < 10_000 else 12)
+    request: dict[str, Any] = {"messages": [], "model": MODEL, "max_tokens": 4096, "temperature": 0.2}
+    request["tools"] = _tools(rng, tools)
     per_message = min(BYTES_PER_MESSAGE, size // 12)
-    messages: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = request["messages"]
+    messages += [
         {"role": "system", "content": _text(rng, per_message)},
         {"role": "user", "content": f"Task {CLIENT_MARK}: " + _text(rng, per_message // 2)},
     ]
-    fixed = len(_encode(_request(messages, tools, stream=stream)))
-    written = fixed
+    written = len(_encode(request))
     while written < size - 2 * per_message or len(messages) % 2:
         added = _message(rng, len(messages), per_message, REQUEST_MARK if all_new else "")
         written += len(_encode(added)) + 2
         messages.append(added)
     for _ in range(2):
         messages.append(_message(rng, len(messages), per_message, REQUEST_MARK))
-    return _encode(_request(messages, tools, stream=stream))
-
-
-def _request(messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
-    request: dict[str, Any] = {"messages": messages, "model": MODEL, "max_tokens": 4096, "temperature": 0.2}
-    request["tools"] = tools
-    if stream:
-        request["stream"] = True
     return request
 
 

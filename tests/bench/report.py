@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tests.bench.planning import Cost
     from tests.bench.rows import Cell, MemoryRun
 
 NEVER: Final = math.nan
@@ -25,6 +26,7 @@ class Results:
     start_s: dict[str, list[float]] = field(default_factory=dict)
     rss_mb: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # start, peak, end of the run
     absent: dict[str, str] = field(default_factory=dict)  # system -> why it was not measured
+    planning: list[Cost] = field(default_factory=list)
 
     def errors(self) -> list[str]:
         """Requests that went wrong, by row and system."""
@@ -65,6 +67,7 @@ class Results:
                 name: dict(zip(("start", "peak", "end"), mb, strict=True)) for name, mb in self.rss_mb.items()
             },
             "start_s": self.start_s,
+            "planning": [asdict(cost) for cost in self.planning],
             "absent": self.absent,
             "errors": self.errors(),
             "bars": [bar.as_json() for bar in bars(self)],
@@ -140,7 +143,19 @@ def bars(results: Results, system: str = "ctxgate") -> list[Bar]:
         Bar("memory after the memory run", end, 200, 120, True, "MB"),
         Bar("memory growth over the last three quarters of it", growth, 1.1, 1.03, True),
         Bar("start to first answered request", start, 2.0, 1.0, True, "s"),
+        *_planning_bars(results.planning),
     ]
+
+
+def _planning_bars(costs: Sequence[Cost]) -> list[Bar]:
+    """One for each turn of a million tokens that planning has to be quick for."""
+    found: list[Bar] = []
+    for cost in costs:
+        if cost.barred and cost.bodies is not None:
+            what = f"planning {cost.tokens:,} tokens, {cost.case}"
+            found.append(Bar(f"{what}: CPU p50", cost.cpu_ms, 10, 5, True, "ms"))
+            found.append(Bar(f"{what}: allocated", cost.bodies, 3, 1.5, True, "bodies"))
+    return found
 
 
 # ---- text ---------------------------------------------------------------------------------------
@@ -162,6 +177,9 @@ def render(results: Results) -> str:
         parts += ["Paced streams: delay of a chunk from write to arrival, and gaps between chunks.", ""]
         parts += [_paced(paced), ""]
     parts += _memory(results)
+    if results.planning:
+        parts += ["Planning at a million tokens: one turn, all but its last two messages known.", ""]
+        parts += [_planning(results.planning), ""]
     if results.absent:
         parts += ["Not measured:", *(f"- {name}: {why}" for name, why in results.absent.items()), ""]
     rows = [(bar.what, _number(bar.value, bar.unit), _limit(bar), bar.mark) for bar in bars(results)]
@@ -219,6 +237,32 @@ def _paced(rows: Mapping[str, Mapping[str, Cell]]) -> str:
                 pairs = [(cell.added(direct, f), floor.added(direct, f)) for f in ("delay_p50", "delay_p99")]
                 ratios = [f"{mine / base:.2f}" if base > 0 else "-" for mine, base in pairs]
             lines.append((row, name, *delays, *gaps, f"{cell.cpu_ms:.2f}", *ratios))
+    return table(head, lines)
+
+
+def _planning(costs: Sequence[Cost]) -> str:
+    head = (
+        "system",
+        "turn",
+        "tokens",
+        "messages",
+        "edits",
+        "CPU ms",
+        "scan ms",
+        "x scan",
+        "bodies allocated",
+    )
+    lines = [
+        (
+            cost.system,
+            cost.case,
+            *(f"{count:,}" for count in (cost.tokens, cost.messages, cost.edits)),
+            *(f"{ms:.2f}" for ms in (cost.cpu_ms, cost.scan_ms)),
+            f"{cost.ratio:.1f}",
+            "-" if cost.bodies is None else f"{cost.bodies:.2f}",
+        )
+        for cost in costs
+    ]
     return table(head, lines)
 
 

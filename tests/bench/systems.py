@@ -217,6 +217,7 @@ pools:
       usd_per_million_uncached: 0.40
       usd_per_million_cached: 0.04
       usd_per_million_output: 1.60
+    probe: false
 models:
   {MODEL}: {{pools: [standard]}}
 teams:

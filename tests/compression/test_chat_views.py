@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxgate.compression.dialects import chat
-from ctxgate.compression.dialects.chat import Facts, Round, Views, facts_of, rounds, tool_facts_of
+from ctxgate.compression.dialects.chat import Facts, Round, Views, facts_of, named, rounds, tool_facts_of
 
 
 def call(arguments: Any = '{"a":1,"b":[2]}', **changes: Any) -> dict[str, Any]:
@@ -44,6 +44,41 @@ def test_forms_of_one_message(raw: bytes) -> None:
     facts = facts_of(raw)
     assert facts == facts_of(BASE)
     assert (facts.role, facts.varies, facts.calls, facts.answers) == ("assistant", True, ("c1",), None)
+
+
+def test_the_spelling_is_known_beside_the_identity() -> None:
+    """What the rules for arguments and for empty content unify, each by itself."""
+    null, empty, missing = BASE, assistant(call(), content=""), BASE.replace(b'"content": null, ', b"")
+    spaced = assistant(call('{ "a":1, "b":[2] }'))
+    contents = [facts_of(raw).content for raw in (null, empty, missing, assistant(call(), content="x"))]
+    assert len(set(contents)) == 4
+    assert contents[3] == b""
+    assert len({facts_of(raw).arguments for raw in (null, empty, missing)}) == 1
+    assert facts_of(spaced).arguments != facts_of(null).arguments
+    assert facts_of(spaced).content == facts_of(null).content
+
+
+def test_the_shape_is_the_identity_without_ids() -> None:
+    one, two = (
+        facts_of(assistant(call(id="a"), call(id="b"))),
+        facts_of(assistant(call(id="x"), call(id="x"))),
+    )
+    assert one.shape == two.shape == one.nameless != one.digest != two.digest
+    assert named(one.shape, ("x", "x")) == two.digest
+    assert facts_of(BASE).shape != one.shape
+    answers = [facts_of(b'{"role":"tool","tool_call_id":"%s","content":"x"}' % id_) for id_ in (b"a", b"b")]
+    assert answers[0].shape == answers[1].shape
+    assert answers[0].digest != answers[1].digest
+    nameless = facts_of(b'{"role":"user","content":"x"}')
+    assert (nameless.shape, nameless.nameless) == (b"", nameless.digest)
+
+
+def test_an_id_that_is_no_text_stays_in_the_shape() -> None:
+    forms: list[Any] = [{"id": 1}, {"id": 2}, {"id": None}, {"id": ""}, {"id": "1"}, {"id": [None]}]
+    digests = {digest(assistant(call(**form))) for form in forms}
+    assert len(digests) == len(forms)
+    assert facts_of(assistant(call(id=None))) == facts_of(BASE.replace(b'"id": "c1", ', b""))
+    assert facts_of(assistant(call(id=1))).shape != facts_of(assistant(call(id=2))).shape
 
 
 OTHERS = [

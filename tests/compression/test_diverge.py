@@ -376,3 +376,11 @@ def test_one_edited_word_is_found_where_it_is(messages: list[Any], data: st.Data
     found = diverge(body(messages), body(other))
     assert found.kind in (Kind.HISTORY_EDITED, Kind.SYSTEM_CHANGED)
     assert found.index == at
+
+
+def test_a_volatile_span_deep_in_a_long_text_is_named_in_little_time() -> None:
+    """Only what stands around the difference is searched, whatever the length of the whole."""
+    words = "alpha beta gamma " * 4_000
+    one, two = (f"{words}\nCurrent time: 2026-11-30T09:00:{second:02}Z\n{words}" for second in (0, 47))
+    assert volatile_at_difference(one, two) is VolatileKind.CLOCK
+    assert volatile_at_difference(words + "x", words + "y") is None

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ctxgate.compression.layout import Memory, set_key
+from ctxgate.compression.first_forms import set_key
+from ctxgate.compression.layout import Memory
 from support.forms import Forms, Process
 
 
@@ -166,6 +167,31 @@ def test_everything_else_keeps_its_bytes(process: Process) -> None:
     assert sent == odd % (parts[1], parts[0], *parts[2:4], json.dumps(CALLS).encode(), parts[4])
 
 
+def test_context_k1_cache_markers_go_out_as_they_came_and_none_is_added(process: Process) -> None:
+    """Four of the client's, on tools, system and two messages: its limit, which is not ours to spend."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+
+    def marked(text: str) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": text} | mark]
+
+    head = [{"role": "system", "content": marked("Be brief.")}, {"role": "user", "content": marked("Go.")}]
+    process.sent(body([*head, CALLS, RESULT], A, B | mark))
+    later = [*head, CALLS | {"content": ""}, RESULT, {"role": "user", "content": marked("x")}]
+    assert process.sent(body(later, B | mark, A)) == body([*later[:2], CALLS, *later[3:]], A, B | mark)
+
+
+def test_gateways_l4_a_marker_that_moves_on_is_the_clients(process: Process) -> None:
+    """A form that was first sent without a marker, or with one, never stands in for the other."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    content = [{"type": "text", "text": "I look."}]
+    plain = CALLS | {"content": content}
+    marked = CALLS | {"content": [content[0] | mark]}
+    for first, second in ((plain, marked), (marked, plain)):
+        process.sent(body([*HEAD, first, RESULT]))
+        raw = body([*HEAD, second, RESULT, {"role": "user", "content": "x"}])
+        assert process.sent(raw) == raw
+
+
 def test_tenants_share_nothing(process: Process) -> None:
     process.sent(body([*HEAD, CALLS, RESULT], A, B))
     raw = body([*HEAD, CALLS | {"content": ""}, RESULT], tool("b", "ba"), A)
@@ -188,10 +214,18 @@ def test_tools_that_cannot_be_told_apart_are_left_alone(process: Process, tools:
     assert process.sent(raw) == raw
 
 
-def test_repeated_members_leave_everything_as_it_came(process: Process) -> None:
+def test_of_repeated_messages_the_last_ones_count(process: Process) -> None:
     process.sent(body([CALLS]))
-    text = json.dumps([CALLS | {"content": ""}]).encode()
-    result = process.result(b'{"messages":[{}],"model":"m","messages":%s}' % text)
+    first, other = json.dumps([CALLS]).encode(), json.dumps([CALLS | {"content": ""}]).encode()
+    raw = b'{"messages":%s,"x":{"messages":%s},"messages":%s,"model":"m"}'
+    assert process.sent(raw % (other, other, other)) == raw % (other, other, first)
+
+
+def test_repeated_tools_leave_everything_as_it_came(process: Process) -> None:
+    process.sent(body(HEAD, B, A))
+    tools = json.dumps([A, B]).encode()
+    raw = b'{"tools":[1],"messages":%s,"tools":%s}' % (json.dumps(HEAD).encode(), tools)
+    result = process.result(raw)
     assert (result.edits, result.dropped) == ((), "hidden")
 
 

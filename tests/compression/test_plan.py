@@ -83,6 +83,15 @@ def test_a_renamed_model_and_the_usage_options_join_in_one_body() -> None:
     )
 
 
+def test_a_salt_is_put_in_last_and_said() -> None:
+    raw = BODY % b""
+    result = plan(parse(raw), stream=True, served_model=None, continuous_usage=False, cache_salt="s")
+    added = b',"stream_options":{"include_usage":true},"cache_salt":"s"}'
+    assert b"".join(result.outgoing) == raw[:-1] + added
+    assert [edit.field for edit in result.edits] == ["stream_options", "cache_salt"]
+    assert b"".join(untouched(parse(raw), "s").outgoing) == raw[:-1] + b',"cache_salt":"s"}'
+
+
 @pytest.mark.parametrize("raw", [b"{}", b'{"stream_options":null}'])
 def test_no_options_are_empty_options(raw: bytes) -> None:
     assert stream_options(parse(raw)) == {}

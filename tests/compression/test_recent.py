@@ -50,3 +50,22 @@ def test_it_never_holds_more_than_its_limit_nor_a_wrong_value(steps: list[tuple[
             assert recent.get(key) == weight
         held = [value for generation in (recent._young, recent._old) for value in generation.values()]
         assert sum(held) <= 24
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.lists(st.integers(0, 25), max_size=20))
+def test_many_at_once_are_what_one_by_one_would_be(put: list[int], keys: list[int]) -> None:
+    """Nothing is forgotten by looking alone, so the order of the looks does not matter."""
+    one, two = Recent[int, str](1000), Recent[int, str](1000)
+    for recent in (one, two):
+        for key in put:
+            recent.put(key, str(key))
+    assert one.get_all(keys) == [two.get(key) for key in keys]
+    assert one.get_all(keys) == [str(key) if key in put else None for key in keys]
+
+
+def test_what_many_looks_find_is_young_again() -> None:
+    recent: Recent[int, str] = Recent(20)
+    recent.put(0, "kept")
+    for key in range(1, 40):
+        recent.put(key, "x")
+        assert recent.get_all([0, -1]) == ["kept", None]

@@ -14,6 +14,7 @@ from ctxgate.gateway.ledger import (
     ReportRow,
     UnknownAttempt,
 )
+from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.inference.usage import NOTHING_KNOWN, UNKNOWN, Usage, estimated, measured
 from support.ledgers import NOON_US, cost, opened, settled, write
 
@@ -223,3 +224,18 @@ async def test_an_attempt_may_be_settled_through_another_process(open_ledger: Ca
     assert await first.settle(settled(outcome=Outcome.FAILED)) is False
     for one in (first, second):
         await one.close()
+
+
+MISSES = [
+    Miss(MissCause.NOT_REPORTED),
+    Miss(MissCause.EVICTED, avoidable_tokens=0, avoidable_nano=0),
+    Miss(MissCause.SYSTEM_CHANGED, "volatile_in_head/clock", "messages[0].content", 0, 54, 4_096, 3_686_400),
+    Miss(MissCause.MOVED_REPLICA, "fast/fast-1", avoidable_tokens=992),
+    Miss(MissCause.HISTORY_EDITED, "history_edited", "messages[7]", 7, None, 5, -3),
+]
+
+
+async def test_why_the_cache_was_missed_comes_back(ledger: Ledger) -> None:
+    rows = [(opened(f"a{at}"), settled(f"a{at}", miss=miss)) for at, miss in enumerate(MISSES)]
+    await write(ledger, *rows)
+    assert [attempt.settled for attempt in (await ledger.rows()).attempts] == [after for _, after in rows]

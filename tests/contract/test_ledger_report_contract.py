@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ctxgate.gateway.ledger import (
-    EVERYTHING,
-)
+from ctxgate.gateway.ledger import EVERYTHING, MissRow
+from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, UNKNOWN, Usage, estimated, measured
 from support.ledgers import DAY_US, NOON_US, cost, opened, settled, write
 
 if TYPE_CHECKING:
-    from ctxgate.gateway.ledger import Ledger
+    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, Ledger
 
 
 GROUPED = {
@@ -22,6 +21,7 @@ GROUPED = {
     "pool": [("fast", 2, 2, 84), ("standard", 2, 2, 84)],
     "model": [("large", 1, 1, 42), ("small", 2, 3, 126)],
     "day": [("2026-11-30", 2, 3, 126), ("2026-12-01", 1, 1, 42)],
+    "cause": [("no miss", 3, 4, 168)],
     EVERYTHING: [("total", 3, 4, 168)],
 }
 
@@ -199,3 +199,54 @@ async def test_sums_beyond_the_exact_integers_of_a_float(ledger: Ledger) -> None
     await write(ledger, *rows)
     [row] = await ledger.report("pool")
     assert row.cost_nano == 27_021_597_764_222_979
+
+
+def missed(
+    at: int, cause: MissCause, field: str | None, index: int | None, *known: int | None, **changes: str
+) -> tuple[AttemptOpened, AttemptSettled]:
+    """An attempt that missed `known` tokens and nano-dollars."""
+    miss = Miss(cause, None if field is None else "kind", field, index, None, *known)
+    return opened(f"a{at}", **changes), settled(f"a{at}", miss=miss)
+
+
+async def test_misses_are_summed_by_cause_detail_and_field_the_dearest_first(ledger: Ledger) -> None:
+    head, edited = MissCause.SYSTEM_CHANGED, MissCause.HISTORY_EDITED
+    await write(
+        ledger,
+        missed(1, head, "messages[0].content", 0, 100, 90),
+        missed(2, head, "messages[0].content", 0, 200, 180, request_id="request-a1"),
+        missed(3, edited, "messages[3].content", 3, 10, 500),
+        missed(4, edited, "messages[12].content", 12, 20, 1_000),
+        missed(5, edited, "messages[12].tool_calls[0].function.arguments", 12, 5, None),
+        missed(6, MissCause.NOT_REPORTED, None, None, None, None),
+        (opened("a7"), settled("a7")),
+    )
+    assert await ledger.misses() == [
+        MissRow(edited, "kind", "messages[].content", 2, 2, 30, 1_500, 0),
+        MissRow(head, "kind", "messages[0].content", 1, 2, 300, 270, 0),
+        MissRow(edited, "kind", "messages[].tool_calls[0].function.arguments", 1, 1, 5, 0, 1),
+        MissRow(MissCause.NOT_REPORTED, None, None, 1, 1, 0, 0, 1),
+    ]
+    causes = {row.group: row.attempts for row in await ledger.report("cause")}
+    assert causes == {"history_edited": 3, "system_changed": 2, "not_reported": 1, "no miss": 1}
+
+
+async def test_misses_are_narrowed_like_a_report(ledger: Ledger) -> None:
+    cause = MissCause.EXPIRED
+    await write(
+        ledger,
+        missed(1, cause, None, None, 1, 1),
+        missed(2, cause, None, None, 2, 2, team="ads"),
+        (opened("a3", opened_at_us=NOON_US + DAY_US), missed(3, cause, None, None, 4, 4)[1]),
+    )
+
+    async def tokens(**narrowed: Any) -> int:
+        return sum(row.avoidable_tokens for row in await ledger.misses(**narrowed))
+
+    assert await tokens() == 7
+    assert await tokens(where={"team": "ads"}) == 2
+    assert await tokens(since_us=NOON_US + 1) == 4
+    assert await tokens(until_us=NOON_US + 1) == 3
+    assert await tokens(where={"team": "' OR 1 = 1 --"}) == 0
+    with pytest.raises(ValueError, match="cannot filter by"):
+        await ledger.misses(where={"miss_cause": "expired"})

@@ -63,7 +63,9 @@ class GatewayConfig:
     folder: Path
     pools: Mapping[str, Sequence[str]]
     limits: Mapping[str, float] = field(default_factory=dict)
-    layout: str = "off"
+    layout: str | Mapping[str, object] = "off"
+    isolation: str = "team"
+    probe: bool = False  # its calls are rows of the ledger too
 
     @property
     def ledger(self) -> Path:
@@ -76,6 +78,8 @@ class GatewayConfig:
                 "replicas": [{"name": f"{name}-{i}", "url": url} for i, url in enumerate(urls)],
                 "rates": {"effective": "2026-01-01"}
                 | {f"usd_per_million_{kind}": float(usd) for kind, usd in USD_PER_MILLION[name].items()},
+                "cache_isolation": self.isolation,
+                "probe": self.probe,
             }
             for name, urls in self.pools.items()
         }

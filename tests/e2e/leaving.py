@@ -57,13 +57,18 @@ class Seen:
     """What the client saw of its answer."""
 
     visit: Visit
-    received: bytes = b""
+    received: bytearray = field(default_factory=bytearray)
     left: bool = False
 
     @property
     def status(self) -> int | None:
         """The HTTP status, None where the client left before it."""
         return int(self.received[9:12]) if self.received.startswith(b"HTTP/1.1 ") else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether any event has come."""
+        return b"data: " in self.received
 
     @property
     def events(self) -> int:

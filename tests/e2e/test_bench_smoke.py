@@ -37,6 +37,17 @@ def test_quick_bench_measures_every_system_without_an_error(tools: tuple[str, ..
             assert figures["requests"] == requests, (row, system)
             assert 0 < figures["ttfb_p50_ms"] <= figures["ttlb_p50_ms"], (row, system)
             assert (figures["delay_p50_ms"] is not None) == row.startswith("paced"), (row, system)
+    planning = [cost for cost in results["planning"] if cost["system"] == "ctxgate"]
+    assert {cost["case"]: cost["edits"] > 0 for cost in planning} == {
+        "nothing to edit": False,
+        "calls re-serialized": True,
+        "call ids made up anew": True,
+        "clock in the head, declared": True,
+    }
+    for cost in planning:
+        assert cost["tokens"] == 100_000
+        assert cost["cpu_ms"] > 0
+        assert 0 < cost["bodies"] < 3, cost
     assert results["memory_mb"]["ctxgate"]["requests"] == 200
     assert len(results["start_s"]["ctxgate"]) == 1
     measured = {bar["what"] for bar in results["bars"] if bar["value"] is not None}

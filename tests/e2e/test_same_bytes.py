@@ -37,7 +37,9 @@ def client(
     engines: Mapping[str, Engine], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
     """The same engine through the gateway."""
-    config = GatewayConfig(tmp_path_factory.mktemp("bytes"), {"standard": [engines["standard"].url]})
+    folder = tmp_path_factory.mktemp("bytes")
+    # Without a salt, so that both ways find the same blocks in the cache.
+    config = GatewayConfig(folder, {"standard": [engines["standard"].url]}, isolation="none")
     with serving(config) as gateway, client_of(gateway.url) as made:
         yield made
 

@@ -232,7 +232,7 @@ async def test_attempts_left_open_by_a_dead_process_are_priced_at_the_next_start
 async def test_the_probe_sets_a_dead_replica_aside_and_takes_it_back(
     upstream: Upstream, other_upstream: Upstream, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxgate.gateway.app.PROBE_EVERY_S", 0.005)
+    monkeypatch.setattr("ctxgate.gateway.replica_watch.PROBE_EVERY_S", 0.005)
     gateway = await start_gateway(upstream, other_upstream)
     records = list(gateway.services.fleet.records())
     upstream.health_status = 503

@@ -29,7 +29,7 @@ def test_check_prints_one_line_per_problem_and_fails(file: Path, capsys: pytest.
     out, err = capsys.readouterr()
     assert out == (
         f"{file}:17:1: x: is not a known field; known are listen, store, limits, pools, models, teams, keys, "
-        "docs\n"
+        "cache_salt_env, docs\n"
         f"{file}:18:1: lisen: is not a known field; did you mean listen?\n"
         "2 problems\n"
     )
@@ -61,12 +61,14 @@ SUMMARY = """\
 pools (US dollars per million tokens)
   standard
     aborts by request id; sends no API key
+    cached prompts are shared within a team
     standard-0  http://10.0.0.1:8000
     standard-1  http://10.0.0.2:8000
     from        prompt above  uncached  cached  output
     2026-01-01             0       0.4    0.04     1.6
   fast
     no abort: the usage of broken-off calls is estimated; sends an API key
+    cached prompts are shared within a team
     quick  http://10.0.0.3:8000
     from        prompt above  uncached  cached  output
     2026-01-01             0      1.25   0.125      10

@@ -43,6 +43,7 @@ def test_a_minimal_file_gets_every_default() -> None:
         False,
         "inclusive",
     )
+    assert (fast.cache_isolation, fast.probe, config.cache_salt_secret) == ("team", True, None)
 
 
 def test_plain_urls_get_names_from_their_pool_and_position() -> None:
@@ -66,6 +67,7 @@ def test_every_field_can_be_set() -> None:
     text = text.replace("    replicas: [{name", "    api_key_env: FAST_KEY\n    replicas: [{name")
     text = text.replace("  fast:\n", "  fast:\n    abort: false\n    continuous_usage: true\n")
     text = text.replace("  fast:\n", "  fast:\n    usage_convention: exclusive\n")
+    text = text.replace("  fast:\n", "  fast:\n    cache_isolation: organisation\n    probe: false\n")
     text = text.replace("[standard]}", "[fast], served_name: org/Tiny-1.5B}")
     text = text.replace(f"sha256: {DIGEST}", f"sha256: {DIGEST}, allow_engine_fields: [priority, echo]")
     config = read_text(text, {"FAST_KEY": "upstream-secret"}).config
@@ -82,6 +84,7 @@ def test_every_field_can_be_set() -> None:
         True,
         "exclusive",
     )
+    assert (fast.cache_isolation, fast.probe) == ("organisation", False)
 
 
 def test_the_files_limits_cover_every_limit() -> None:

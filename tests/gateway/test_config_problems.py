@@ -29,7 +29,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
         "c.yaml:7:12: pools.fast.abort: must be true or false, without quotes; "
         "the words yes, no, on and off of YAML 1.1 are not accepted",
         "c.yaml:8:5: pools.fast.retry: is not a known field; known are replicas, rates, api_key_env, abort, "
-        "continuous_usage, usage_convention",
+        "continuous_usage, usage_convention, cache_isolation, probe",
         "c.yaml:13:18: models.tiny.pools[0]: there is no pool standrad; did you mean standard?",
         "c.yaml:18:29: keys[0].team: there is no team reserch; did you mean research?",
         "c.yaml:19:1: lisen: is not a known field; did you mean listen?",
@@ -116,7 +116,7 @@ def test_an_alias_that_contains_itself_is_no_trap() -> None:
         (
             "organisation: acme",
             "organisation: acme, layout: save",
-            '14:42: teams.research.layout: must be "off" or "safe"; did you mean safe?',
+            '14:42: teams.research.layout: must be "off" or "safe" or "declared" or "learned"; did you mean',
         ),
         ("{organisation: acme}", "{organization: acme}", "14:14: teams.research.organization: is spelled"),
         (
@@ -307,3 +307,16 @@ def test_the_error_survives_pickling_and_is_a_value_error() -> None:
     assert isinstance(again, ConfigError)
     assert again.problems == caught.value.problems
     assert str(again) == str(caught.value)
+
+
+def test_the_gateways_own_organisation_is_no_teams() -> None:
+    assert shown(edited("organisation: acme", "organisation: ctxgate")) == [
+        "c.yaml:14:28: teams.research.organisation: ctxgate is reserved: the gateway books its own calls "
+        "to it"
+    ]
+
+
+@pytest.mark.parametrize("value", ["Team", "everybody", "false", "[team]"])
+def test_what_is_no_isolation(value: str) -> None:
+    (only,) = problems(edited("  fast:\n", f"  fast:\n    cache_isolation: {value}\n"))
+    assert only.field == "pools.fast.cache_isolation"

@@ -146,3 +146,37 @@ def test_forms_of_credentials(text: str) -> None:
 def test_names_are_no_credentials(text: str) -> None:
     assert not looks_like_secret(text)
     assert label(text) == text
+
+
+SALTED = VALID + "cache_salt_env: CACHE_SALT\n"
+
+
+def test_the_secret_of_cache_salts_comes_from_the_environment() -> None:
+    secret = "sixteen or more.\u00e9"
+    loaded = read_text(SALTED, {"CACHE_SALT": secret})
+    assert loaded.config.cache_salt_secret == secret.encode()
+    assert "sixteen" not in repr(loaded)
+    assert read_text(VALID).config.cache_salt_secret is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({}, "is not set"),
+        ({"CACHE_SALT": ""}, "is empty"),
+        (
+            {"CACHE_SALT": "fifteen charact"},
+            "is shorter than 16 characters: a secret that short can be guessed",
+        ),
+    ],
+)
+def test_a_secret_of_cache_salts_that_is_none(environ: dict[str, str], problem: str) -> None:
+    assert shown(SALTED, environ) == [
+        f"c.yaml:17:17: cache_salt_env: the environment variable named here {problem}"
+    ]
+
+
+def test_the_variables_name_is_no_place_for_the_secret() -> None:
+    (only,) = problems(VALID + f"cache_salt_env: {SECRET}\n")
+    assert only.field == "cache_salt_env"
+    assert SECRET not in str(only)

@@ -14,7 +14,7 @@ import pytest
 from config_texts import VALID
 from ctxgate.compression.divergence import DivergenceKind
 from ctxgate.gateway.cli import main
-from ctxgate.gateway.explain import _ADVICE, Price, shorten
+from ctxgate.gateway.explain import ADVICE, Price, shorten
 from ctxgate.gateway.perturb import Perturbation, perturb
 from ctxgate.gateway.sessions import read_session
 from ctxgate.inference.prompts import TINY, PromptRenderer
@@ -330,7 +330,7 @@ def test_the_dearer_tier_of_a_long_prompt_prices_a_miss() -> None:
 
 
 def test_every_kind_has_its_advice() -> None:
-    assert set(_ADVICE) == set(DivergenceKind)
+    assert set(ADVICE) == set(DivergenceKind)
 
 
 def test_a_long_span_is_shown_on_one_short_line() -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from ctxgate.compression.rules import ALL_RULES, Rule
 from ctxgate.gateway.config import Pool, Replica
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
 from ctxgate.inference.rates import RateCard
+from ctxgate.inference.template_facts import CacheReport, Findings, TemplateFacts, Verdict
 from ctxgate.routing.health import COOL_DOWN_US, THRESHOLD, Health, Sign
 from support.gateway import RATES
 
@@ -138,3 +140,32 @@ def test_the_window_is_the_largest_reported_and_survives_a_failed_probe(fleet: F
     assert fleet.window(pools, "m") == 8192
     fleet.probed("slow", "one", Probe(Finding.WELL, {"m": 2048}))
     assert fleet.window(pools, "m") == 4096
+
+
+def test_a_rule_is_on_where_every_known_template_of_the_pool_allows_it(fleet: Fleet) -> None:
+    one, two, slow = fleet.records()
+    assert fleet.rules("fast", "m") == ALL_RULES
+    fleet.examined(one, "m", Findings(facts=TemplateFacts(tool_order=Verdict.DIFFERENT)))
+    assert fleet.rules("fast", "m") == ALL_RULES - {Rule.TOOLS}
+    fleet.examined(two, "m", Findings(facts=TemplateFacts(arguments=Verdict.DIFFERENT)))
+    assert fleet.rules("fast", "m") == {Rule.EMPTY_CONTENT, Rule.CALL_IDS}
+    assert fleet.rules("fast", "other") == fleet.rules("slow", "m") == ALL_RULES
+    fleet.examined(one, "m", Findings())
+    assert fleet.rules("fast", "m") == ALL_RULES - {Rule.ARGUMENTS}
+    assert slow.findings == {}
+
+
+def test_gateways_b7_a_report_is_learned_and_an_unknown_one_changes_nothing(fleet: Fleet) -> None:
+    record = fleet.record("fast", "one")
+    assert record.reports_cached is None
+    for reports, known in ((False, False), (None, False), (True, True), (None, True)):
+        fleet.examined(record, "m", Findings(CacheReport(reports)))
+        assert record.reports_cached is known
+
+
+def test_the_fleet_is_settled_once_no_probe_is_worth_waiting_for(fleet: Fleet, clock: Clock) -> None:
+    assert fleet.settled()
+    fleet.record("fast", "two").settling_until_us = clock.us + 1
+    assert not fleet.settled()
+    clock.us += 1
+    assert fleet.settled()

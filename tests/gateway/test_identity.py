@@ -31,7 +31,7 @@ def inbound(headers: dict[str, str] | None = None, surface: Surface = Surface.CH
 
 def task(headers: dict[str, str] | None = None, **body: Any) -> Task:
     """The task of a request of a known key."""
-    return identify(inbound({"x-api-key": "good", **(headers or {})}, **body), SECRETS.get).task
+    return identify(inbound(headers, **body), KEY).task
 
 
 # In the order of precedence: each place, as headers and as body, and what is found there.

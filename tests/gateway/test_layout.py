@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.compression import layout as pure
+from ctxgate.compression.ask import Ask
 from ctxgate.compression.layout import LayoutResult
+from ctxgate.compression.policy import LEVELS
 from ctxgate.gateway import forms as forms_module
 from ctxgate.gateway.config import Team
 from ctxgate.gateway.forms import Forms
 from ctxgate.gateway.layout import DROPPED
-from ctxgate.gateway.layout_level import LEVELS
 from ctxgate.gateway.ledger import LedgerUnavailable
 from ctxgate.inference.wire import Edit
 from support.gateway import BETA, MODEL, bearer
@@ -115,7 +116,8 @@ async def test_a_request_may_ask_for_less(safe: Gateway, upstream: Upstream) -> 
         ("safe", "asks for 'safe'; the team's level is 'off'"),
         ("SAFE", "must be one of: off, safe"),
         ("", "must be one of"),
-        ("learned", "must be one of"),
+        ("learned", "asks for 'learned'; the team's level is 'off'"),
+        ("declare", "must be one of: off, safe, declared, learned"),
     ],
 )
 async def test_other_levels_are_refused_by_name(
@@ -133,7 +135,8 @@ async def test_other_levels_are_refused_by_name(
 async def test_other_surfaces_are_not_laid_out(safe: Gateway, upstream: Upstream) -> None:
     for turned in (False, True):
         body = json.loads(request(1, turned=turned)) | {"prompt": "x"}
-        await safe.post(body, "/v1/completions")
+        answer = await safe.post(body, "/v1/completions", heading("safe"))
+        assert (answer.status, answer.header("x-ctxgate-layout")) == (200, "")
         assert json.loads(sent(upstream)[-1]) == body
 
 
@@ -221,7 +224,7 @@ async def test_an_edited_body_that_is_not_the_same_prompt_is_dropped(
     result = LayoutResult((Edit(start, raw.index(b"}", start) + 1, edit),))
 
     def wrong(*_: object) -> Any:
-        yield pure.Ask({})
+        yield Ask({})
         return result
 
     monkeypatch.setattr(pure, "lay_out", wrong)
@@ -246,7 +249,7 @@ async def test_a_defect_in_the_layout_is_counted_and_harmless(
 
 async def test_a_body_with_repeated_members_goes_out_as_it_came(safe: Gateway, upstream: Upstream) -> None:
     await safe.post(request(1, turned=False))
-    raw = b'{"messages":[],' + request(1, turned=True)[1:]
+    raw = b'{"tools":[],' + request(1, turned=True)[1:]
     assert (await safe.post(raw)).status == 200
     assert sent(upstream)[1] == raw
     assert await dropped(safe) == {"hidden": 1}
@@ -261,5 +264,5 @@ async def test_messages_no_reader_understands_pass(safe: Gateway, upstream: Upst
 
 
 def test_the_levels_of_the_configuration_are_those_of_the_gateway() -> None:
-    assert LEVELS == ("off", "safe")
+    assert LEVELS == ("off", "safe", "declared", "learned")
     assert Team("research", "acme").layout == "off"

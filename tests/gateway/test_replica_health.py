@@ -122,7 +122,7 @@ async def test_half_open_a_crowd_sends_one_request_to_the_failing_replica(
 async def test_a_replica_that_was_gone_is_ready_as_soon_as_a_probe_finds_it_back(
     upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxgate.gateway.app.PROBE_EVERY_S", 0.005)
+    monkeypatch.setattr("ctxgate.gateway.replica_watch.PROBE_EVERY_S", 0.005)
     gateway = await start_gateway(upstream)
     (record,) = gateway.services.fleet.records()
     now = gateway.services.fleet.clock()
@@ -154,8 +154,8 @@ async def test_a_probe_that_fails_by_a_defect_is_logged_and_the_probing_goes_on(
             raise LookupError("unknown encoding")
         return await probe(client, url, *rest)
 
-    monkeypatch.setattr("ctxgate.gateway.app.probe", sometimes)
-    monkeypatch.setattr("ctxgate.gateway.app.PROBE_EVERY_S", 0.005)
+    monkeypatch.setattr("ctxgate.gateway.replica_watch.probe", sometimes)
+    monkeypatch.setattr("ctxgate.gateway.replica_watch.PROBE_EVERY_S", 0.005)
     gateway = await start_gateway(upstream, other_upstream)
     await until(lambda: upstream.probes > 1 and other_upstream.probes > 1)
     logged = [record.getMessage() for record in caplog.records if record.exc_info]

@@ -258,7 +258,7 @@ def test_an_older_ledger_is_brought_forward_with_its_rows(
         await ledger.close()
 
     asyncio.run(write())
-    later = (*schema.MIGRATIONS, ("ALTER TABLE attempts ADD COLUMN miss_cause TEXT",))
+    later = (*schema.MIGRATIONS, ("ALTER TABLE attempts ADD COLUMN later TEXT",))
     monkeypatch.setattr(schema, "MIGRATIONS", later)
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     with pytest.raises(SchemaMismatch, match="start the gateway once"):
@@ -267,7 +267,7 @@ def test_an_older_ledger_is_brought_forward_with_its_rows(
     with LedgerReader(path) as reader:
         assert [attempt.settled for attempt in reader.rows().attempts] == [settled()]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT miss_cause FROM attempts").fetchall() == [(None,)]
+        assert connection.execute("SELECT later FROM attempts").fetchall() == [(None,)]
 
 
 def test_a_failing_migration_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

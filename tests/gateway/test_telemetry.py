@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ctxgate.gateway.flow import Answered, Held, Settled
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.gateway.telemetry import Telemetry
 from ctxgate.inference.rates import Charge
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Usage, estimated, measured
@@ -98,3 +99,19 @@ def test_requests_are_counted_by_surface_and_status(status: int, label: str) -> 
     telemetry = Telemetry()
     telemetry.request("chat", status)
     assert samples(telemetry) == {f"ctxgate_requests_total{sorted(('chat', label))}": 1}
+
+
+def test_a_miss_is_counted_by_pool_and_cause_and_unknown_figures_are_no_zeros() -> None:
+    telemetry = Telemetry()
+    known = Miss(MissCause.EVICTED, None, avoidable_tokens=70, avoidable_nano=63_000)
+    for miss in (known, known, Miss(MissCause.NOT_REPORTED), None):
+        telemetry.settled(replace(settled(NOTHING_USED, NO_CHARGE), miss=miss), 0)
+    found = {name: value for name, value in samples(telemetry).items() if "miss" in name or "avoid" in name}
+    assert found == {
+        "ctxgate_cache_misses_total['evicted', 'fast']": 2,
+        "ctxgate_avoidable_tokens_total['evicted', 'fast']": 140,
+        "ctxgate_avoidable_nano_dollars_total['evicted', 'fast']": 126_000,
+        "ctxgate_cache_misses_total['fast', 'not_reported']": 1,
+    }
+    for labels in ("misses", "avoidable_tokens", "avoidable_cost"):
+        assert getattr(telemetry, labels)._labelnames == ("pool", "cause")

@@ -140,10 +140,15 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
         tour.serving("ctxgate serve -c configs/ctxgate.yaml", "8080"),
     ):
         replayed = tour.run("ctxgate replay session.jsonl --to http://127.0.0.1:8080")
+        probed = tour.run("ctxgate pools probe -c configs/ctxgate.yaml")
     assert "tour" in replayed
+    assert probed.count("reports cached tokens yes") == 2
 
     assert "tour" in tour.run("ctxgate report --by task")
     report = json.loads(tour.run("ctxgate report --by pool --json"))
+    assert {row["group"] for row in report["rows"]} == {"fast", "standard"}  # the probe's calls went to both
+    assert tour.run("ctxgate report --misses").startswith("Nothing matched: no settled attempt here missed")
+    report = json.loads(tour.run("ctxgate report --by pool --json --organisation acme"))
     (row,) = report["rows"]
     assert row["requests"] == len([line for line in SESSION if line.get("role") == "assistant"])
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 
+from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import (
     Ending,
     StreamReader,
     StreamTerms,
     ending,
-    relay,
 )
-from ctxgate.inference.sse import SseSplitter, data_of
+from ctxgate.inference.sse import data_of
 from ctxgate.inference.usage import Usage, measured
 from streams import (
     DONE,
@@ -261,14 +263,64 @@ def test_a_usage_chunk_in_the_tail_is_withheld_all_the_same() -> None:
 @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
 def test_relay_forwards_the_same_bytes_however_they_arrive(size: int) -> None:
     stream = b"".join([KEEP_ALIVE, *TALK, FINISH, USAGE, DONE])
-    splitter, reader = SseSplitter(), StreamReader()
-    out = b"".join(
-        relay(splitter, reader, stream[start : start + size]) for start in range(0, len(stream), size)
-    )
-    assert out == b"".join([KEEP_ALIVE, *TALK, FINISH, DONE])
+    reader = StreamReader()
+    relay = StreamRelay(reader)
+    out = b"".join(relay.take(stream[start : start + size]) for start in range(0, len(stream), size))
+    assert out == b"".join([KEEP_ALIVE, *TALK, FINISH])
+    assert relay.end_marker == DONE
+    assert relay.close() == b""
     assert metered(reader).cached == measured(64)
 
 
 def test_relay_passes_a_plain_chunk_on_as_the_same_object() -> None:
     chunk = content("x")
-    assert relay(SseSplitter(), StreamReader(), chunk) is chunk
+    assert StreamRelay(StreamReader()).take(chunk) is chunk
+
+
+@pytest.mark.parametrize("size", [1, 50, 10_000])
+def test_the_price_goes_on_the_first_event_seen_once_the_usage_is_known(size: int) -> None:
+    after = event(choices=[], note="after")
+    stream = b"".join([*TALK, FINISH, USAGE, after, after, DONE])
+    seen: list[bytes] = []
+
+    def priced(one: bytes) -> bytes:
+        seen.append(one)
+        return b"priced\n\n"
+
+    for wants, first, rest in ((True, USAGE, [after, after]), (False, after, [after])):
+        seen.clear()
+        relay = StreamRelay(StreamReader(StreamTerms(client_wants_usage=wants)), priced)
+        out = b"".join(relay.take(stream[start : start + size]) for start in range(0, len(stream), size))
+        assert out == b"".join([*TALK, FINISH, b"priced\n\n", *rest])
+        assert seen == [first]
+
+
+def test_a_closed_relay_lets_go_of_its_owner() -> None:
+    class Owner:
+        """Holds a relay that calls it back."""
+
+        def __init__(self) -> None:
+            self.relay = StreamRelay(StreamReader(), self.priced)
+
+        def priced(self, one: bytes) -> bytes:
+            """Price an event."""
+            return one
+
+    gc.disable()  # what the collector would find is not found here
+    try:
+        owner = Owner()
+        owner.relay.close()
+        gone = weakref.ref(owner)
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_the_end_marker_is_kept_back_also_without_its_blank_line() -> None:
+    relay = StreamRelay(StreamReader())
+    assert relay.take(content("x") + DONE[:-2]) == content("x")
+    assert (relay.close(), relay.end_marker) == (b"", DONE[:-2])
+    cut = StreamRelay(StreamReader())
+    assert cut.take(TALK[0] + content("y")[:-2]) == TALK[0]
+    assert (cut.close(), cut.end_marker) == (content("y"), b"")

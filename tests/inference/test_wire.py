@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxgate.inference.wire import Body, Edit, NotAnObject, NotJson, parse, splice, with_member
+from ctxgate.inference.wire import (
+    KNOWN,
+    Body,
+    Edit,
+    NotAnObject,
+    NotJson,
+    array_spans,
+    parse,
+    rewritten,
+    splice,
+    with_member,
+    with_members,
+)
 
 SPACES = st.text(alphabet=" \t\r\n", max_size=3)
 NAMES = st.sampled_from(["model", "stream_options", "messages", "a", "", 'q"\\', "é", "x y", "n"]) | st.text(
@@ -87,6 +99,29 @@ def test_a_spliced_member_is_read_back_and_nothing_else_changes(
         assert result == raw[:end] + added + raw[end:]
 
 
+def test_several_members_are_spliced_at_once() -> None:
+    raw = b'{ "a" : 1, "b":[2] ,"c":"}" }'
+    result = b"".join(with_members(parse(raw), {"b": b"null", "x": b"7", "a": b'"one"', "y": b"{}"}))
+    assert result == b'{ "a" : "one", "b":null ,"c":"}" ,"x":7,"y":{}}'
+    assert b"".join(with_members(parse(raw), {})) == raw
+    assert b"".join(with_members(parse(b"{ }"), {"x": b"1", "y": b"2"})) == b'{ "x":1,"y":2}'
+
+
+def test_one_replacement_led_astray_appends_them_all() -> None:
+    raw = b'{"s":"","s":"aaaaaaaaaaaaaaaaaaaaa","model":"b","n":1}'
+    result = b"".join(with_members(parse(raw), {"model": b'"m"', "n": b"2", "x": b"3"}))
+    assert json.loads(result) == {"s": "a" * 21, "model": "m", "n": 2, "x": 3}
+
+
+@given(objects(), st.dictionaries(NAMES, VALUES, max_size=4))
+def test_spliced_members_are_all_read_back(
+    case: tuple[bytes, list[tuple[str, Any]]], added: dict[str, Any]
+) -> None:
+    raw, members = case
+    written = {name: json.dumps(value).encode() for name, value in added.items()}
+    assert json.loads(b"".join(with_members(parse(raw), written))) == dict(members) | added
+
+
 def _common(one: bytes, other: bytes) -> int:
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -96,6 +131,14 @@ def _common(one: bytes, other: bytes) -> int:
 def _longest(raw: bytes, members: list[tuple[str, Any]], name: str) -> int:
     value = parse(raw).members.get(name)
     return 0 if value is None else len(bytes(value))
+
+
+def test_a_repeated_member_never_takes_the_place_of_the_messages() -> None:
+    """The number that stands for the messages, while the rest is scanned, is no other member's value."""
+    raw = b'{"n":"","n":0,"messages":[{}],"n":0}'
+    for name in ("n", "model"):
+        result = b"".join(with_members(parse(raw), {name: b"0"}))
+        assert json.loads(result) == json.loads(raw) | {name: 0}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +158,101 @@ def test_repeated_members_never_lead_a_replacement_astray(raw: bytes) -> None:
     name = "stream_options" if b"stream_options" in raw else "model"
     result = b"".join(with_member(parse(raw), name, b'{"include_usage":true}'))
     assert json.loads(result) == json.loads(raw) | {name: {"include_usage": True}}
+
+
+def elements(written: list[str]) -> st.SearchStrategy[str]:
+    """An array of these texts, oddly spaced."""
+    spaces = st.lists(SPACES, min_size=2 * len(written) + 1, max_size=2 * len(written) + 1)
+    return spaces.map(
+        lambda gaps: (
+            "["
+            + ",".join(f"{gaps[2 * at]}{text}{gaps[2 * at + 1]}" for at, text in enumerate(written))
+            + (gaps[-1] if not written else "")
+            + "]"
+        )
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """A chat body: members of any kind around messages and tools, both possibly repeated or nested."""
+    written = st.lists(VALUES.map(json.dumps), max_size=4)
+    arrays = [(name, draw(written.flatmap(elements))) for name in ("messages", "tools")]
+    extra = draw(st.lists(st.sampled_from(arrays), max_size=2))
+    nested = [("x", "{" + f'"{name}":{text}' + "}") for name, text in draw(st.just(extra))]
+    others = [
+        (name, json.dumps(value)) for name, value in draw(st.lists(st.tuples(NAMES, VALUES), max_size=3))
+    ]
+    members = draw(st.permutations([*arrays, *extra, *nested, *others]))
+    spell = escaped if draw(st.integers(0, 3)) == 3 else json.dumps
+    parts = [f"{draw(SPACES)}{spell(name)}:{draw(SPACES)}{text}" for name, text in members]
+    return ("{" + ",".join(parts) + "}").encode()
+
+
+def texts_of(body: Body, name: str) -> list[bytes]:
+    return [bytes(item) for item in body.items(name)] if body.kind(name) == "[" else []
+
+
+@given(requests())
+def test_the_place_of_the_messages_is_that_of_the_array_that_counts(raw: bytes) -> None:
+    body = parse(raw)
+    if not isinstance(json.loads(raw).get("messages"), list):
+        return
+    spans = array_spans(body, "messages")
+    if spans is None:
+        return
+    assert [raw[start:end] for start, end in spans] == texts_of(body, "messages")
+    marked = b"".join(splice(raw, [Edit(*span, b'"here %d"' % at) for at, span in enumerate(spans)]))
+    assert json.loads(marked) == json.loads(raw) | {"messages": [f"here {at}" for at in range(len(spans))]}
+
+
+@given(requests(), st.data())
+def test_edits_inside_elements_give_the_body_that_a_scan_finds(raw: bytes, data: st.DataObject) -> None:
+    """Whatever the edits are: the same body as by a scan of the spliced bytes, or none."""
+    body = parse(raw)
+    edits: list[Edit] = []
+    whole = data.draw(st.booleans())
+    for name in ("messages", "tools"):
+        for span in (array_spans(body, name) or ()) if body.kind(name) == "[" else ():
+            if data.draw(st.booleans()):
+                continue
+            edit = Edit(*span, json.dumps(data.draw(VALUES)).encode())
+            edits.append(edit if whole else data.draw(_odd(edit)))
+    spliced = _spliced(raw, edits)
+    if spliced is None:
+        return
+    result = rewritten(body, edits)
+    if result is None:
+        assert not whole or body.frame() is None
+        return
+    expected = parse(spliced)
+    assert result.raw == expected.raw
+    assert texts_of(result, "messages") == texts_of(expected, "messages")
+    assert {name: bytes(value) for name, value in result.members.items()} == {
+        name: bytes(value) for name, value in expected.members.items()
+    }
+    for name in KNOWN:
+        assert bytes(result.get(name) or b"") == bytes(expected.get(name) or b"")
+    assert array_spans(result, "messages") == array_spans(expected, "messages")
+    assert b"".join(with_members(result, {"model": b'"n"', "n": b"1"})) == b"".join(
+        with_members(expected, {"model": b'"n"', "n": b"1"})
+    )
+
+
+def _odd(edit: Edit) -> st.SearchStrategy[Edit]:
+    """Edits near an element, of texts that are or are not JSON values."""
+    text = edit.text
+    texts = st.sampled_from([text, text + b" ", text + b"," + text, text[1:], b"", b'"x"'])
+    places = st.tuples(st.integers(edit.start, edit.end), st.integers(edit.start - 1, edit.end + 1))
+    return st.builds(lambda place, new: Edit(min(place), max(place), new), places, texts)
+
+
+def _spliced(raw: bytes, edits: list[Edit]) -> bytes | None:
+    """The edited bytes, or None if edits overlap."""
+    try:
+        return b"".join(splice(raw, edits))
+    except ValueError:
+        return None
 
 
 @given(st.binary(max_size=60), st.data())

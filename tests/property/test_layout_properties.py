@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxgate.compression import layout
-from ctxgate.compression.validity import check_length, check_same, pairing_faults
+from ctxgate.compression.dialects.chat import facts_of
+from ctxgate.compression.edited import edited, looked_at_again
+from ctxgate.compression.validity import Invalid, check_length, check_same, pairing_faults
 from ctxgate.gateway.perturb import Perturbation, perturb
 from ctxgate.gateway.replay_run import Plan, request_body
 from ctxgate.gateway.sessions import Session, read_session
@@ -22,7 +25,7 @@ from ctxgate.inference.prompts import PromptRenderer
 from support.forms import TENANT, Forms, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from ctxgate.gateway.sessions import Turn
 
@@ -89,6 +92,37 @@ def sent(process: Process, turns: list[Turn]) -> list[bytes]:
     return [process.sent(request_body(turn, PLAN)) for turn in turns]
 
 
+def renamed(turn: Turn, marks: Sequence[str]) -> Turn:
+    """The turn with a mark before every id of message i's calls and results: `marks[i]` of the call."""
+    current: dict[str, str] = {}
+    messages = []
+    for at, message in enumerate(turn.messages):
+        for call in message.get("tool_calls", ()):
+            current[call["id"]] = f"{marks[at]}-{call['id']}"
+        calls = [call | {"id": current[call["id"]]} for call in message.get("tool_calls", ())]
+        answer = message.get("tool_call_id")
+        changed = (
+            {"tool_calls": calls} if calls else {} if answer is None else {"tool_call_id": current[answer]}
+        )
+        messages.append({**message, **changed})
+    return replace(turn, messages=tuple(messages))
+
+
+def with_new_ids(turns: list[Turn]) -> list[Turn]:
+    """As a client sends them that makes up all ids anew in every turn."""
+    return [renamed(turn, [f"t{turn.number}"] * len(turn.messages)) for turn in turns]
+
+
+def with_first_ids(turns: list[Turn]) -> list[Turn]:
+    """As such a client would send them if it kept the ids that it first sent."""
+    marks: list[str] = []
+    found = []
+    for turn in turns:
+        marks += [f"t{turn.number}"] * (len(turn.messages) - len(marks))
+        found.append(renamed(turn, marks))
+    return found
+
+
 def prompt(raw: bytes) -> str:
     body = json.loads(raw)
     return RENDERER.chat_text(body["messages"], body.get("tools"), add_generation_prompt=False)
@@ -146,6 +180,100 @@ def assert_rendered_as_first_sent(session: Session, kinds: Collection[Perturbati
 @given(sessions(), habits)
 def test_prompts_are_those_of_the_first_form(session: Session, kinds: set[Perturbation]) -> None:
     assert_rendered_as_first_sent(session, kinds)
+
+
+def assert_ids_as_first_sent(session: Session, kinds: Collection[Perturbation]) -> None:
+    """A client that renames its calls gets the bytes of one that does not, and valid pairs."""
+    turns = list(session.turns())
+    out = sent(Process(), [perturb(turn, kinds) for turn in with_new_ids(turns)])
+    assert out == sent(Process(), [perturb(turn, kinds) for turn in with_first_ids(turns)])
+    for raw in out:
+        facts = [facts_of(message) for message in parts(raw, "messages")]
+        assert not +pairing_faults(facts)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), habits)
+def test_ids_are_those_first_sent(session: Session, kinds: set[Perturbation]) -> None:
+    assert_ids_as_first_sent(session, kinds)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), st.sets(st.sampled_from(Perturbation)), st.data())
+def test_any_process_sends_the_same_ids(
+    session: Session, kinds: set[Perturbation], data: st.DataObject
+) -> None:
+    turns = [perturb(turn, kinds) for turn in with_new_ids(list(session.turns()))]
+    one = Process()
+    expected = sent(one, turns)
+    assert sent(Process(one.forms), turns) == expected
+    forms = Forms()
+    fleet = [Process(forms), Process(forms, memory=layout.Memory(conversations=2))]
+    assert [data.draw(st.sampled_from(fleet)).sent(request_body(turn, PLAN)) for turn in turns] == expected
+
+
+@settings(deadline=None, max_examples=30)
+@given(sessions(), st.sets(st.sampled_from(Perturbation)), st.booleans())
+def test_a_look_at_what_changed_finds_what_a_look_at_all_does(
+    session: Session, kinds: set[Perturbation], rename: bool
+) -> None:
+    """The edited body and its facts, and the checker's word on them."""
+    process = Process()
+    turns = list(session.turns())
+    for turn in with_new_ids(turns) if rename else turns:
+        body = wire.parse(request_body(perturb(turn, kinds), PLAN))
+        before = layout.look(body, body.items("messages"), TENANT, process.memory)
+        edits = process.result(body.raw).edits
+        short, after = edited(body, before, edits, TENANT, process.memory)
+        long, expected = looked_at_again(body, edits, TENANT, layout.Memory())
+        assert wire.rewritten(body, edits) is not None
+        assert short.raw == long.raw
+        assert after == expected
+        assert parts(short.raw, "messages") == [bytes(item) for item in short.items("messages")]
+        check_same(before, after)
+        check_same(before, expected)
+
+
+def test_the_checker_sees_a_change_wherever_it_looks_first() -> None:
+    """What is the same object is equal; what is another one is compared in full."""
+    raws = [
+        b'{"role":"user","content":"a"}',
+        b'{"role":"user","content":"b"}',
+        b'{"role":"assistant","tool_calls":[{"id":"a"},{"id":"b"}]}',
+        b'{"role":"assistant","tool_calls":[{"id":"c"},{"id":"b"}]}',
+        b'{"role":"tool","tool_call_id":"a"}',
+        b'{"role":"tool","tool_call_id":"b"}',
+        b'{"role":"tool","tool_call_id":"c"}',
+        b'{"role":"tool"}',
+    ]
+    known = [facts_of(raw) for raw in raws]
+    found = set()
+    for before in product(known, repeat=3):
+        for place, other in product(range(3), known):
+            after = (*before[:place], other, *before[place + 1 :])
+            reasons = {
+                _refusal(layout.Prompt(before, None), layout.Prompt(facts, None))
+                for facts in (after, tuple(map(replace, after)))
+            }
+            assert len(reasons) == 1
+            found |= reasons
+    assert found == {"", "roles", "messages", "pairing"}
+
+
+def _refusal(before: layout.Prompt, after: layout.Prompt) -> str:
+    try:
+        check_same(before, after)
+    except Invalid as invalid:
+        return invalid.reason
+    return ""
+
+
+@pytest.mark.skipif(not TRAJECTORIES.is_dir(), reason="the recorded sessions lie outside the repository")
+@pytest.mark.parametrize("name", ["repair-a", "airline-003-0", "airline-016-0"])
+def test_recorded_ids_are_those_first_sent(name: str) -> None:
+    session = read_session(TRAJECTORIES / f"{name}.jsonl")
+    assert_ids_as_first_sent(session, ())
+    assert_ids_as_first_sent(session, HARMLESS)
 
 
 @pytest.mark.skipif(not TRAJECTORIES.is_dir(), reason="the recorded sessions lie outside the repository")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxgate.inference.chat_stream import StreamReader, StreamTerms, ending
+from ctxgate.inference.chunk_shape import shape_of
 from streams import DONE, FINISH, KEEP_ALIVE, ROLE, TALK, USAGE, choice, content, event, usage
 
 TEXTS = st.text(max_size=12) | st.sampled_from(
@@ -86,3 +90,82 @@ def test_half_an_event_is_left_over() -> None:
     reader.on_event(content("four"))
     assert reader.skim(content("five")[:-1]) == 0
     assert reader.skim(content("five") + content("six")[:-1]) == len(content("five"))
+
+
+PLAIN = st.text(alphabet="ab {}[]:,é", max_size=8)
+SPECIAL = st.sampled_from(
+    [
+        FINISH,
+        USAGE,
+        DONE,
+        KEEP_ALIVE,
+        content('a"b'),
+        content("a\\b"),
+        content("a\nb"),
+        event(choices=[choice(content="x")], error={"message": "no"}),
+        event(choices=[choice(content="x")], usage=usage(9, 1)),
+        event(choices=[choice(reasoning="x")]),
+        content("x").replace(b"\n\n", b"\r\n\r\n"),
+        b"event: error\n" + content("x"),
+        b'data: {"broken\n\n',
+    ]
+)
+
+
+@given(
+    st.lists(
+        st.one_of(PLAIN.map(lambda text: (content(text), True)), SPECIAL.map(lambda one: (one, False))),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_run_of_one_shape_is_ordinary_text_to_its_end(drawn: list[tuple[bytes, bool]]) -> None:
+    events = [one for one, _ in drawn]
+    shape = shape_of(content("text"), 4, (b'"usage"', b'"error"'))
+    assert shape is not None
+    length, count = shape.run(b"".join(events))
+    covered = events[:count]
+    assert b"".join(covered) == b"".join(events)[:length]
+    for one in covered:
+        text = json.loads(one[6:])["choices"][0]["delta"]["content"]
+        assert content(text) == one
+        assert len(text.encode()) == len(one) - shape.envelope
+    if all(plain for _, plain in drawn):
+        assert count == len(events)
+
+
+@pytest.mark.parametrize("texts", [["one"], ["one", "", "two", "é"]])
+def test_text_of_one_shape_is_counted_to_the_byte(texts: list[str]) -> None:
+    reader = StreamReader()
+    reader.on_event(content("four"))
+    read = b"".join(map(content, texts))
+    assert reader.skim(read + FINISH) == len(read)
+    assert reader.text_bytes == 4 + len("".join(texts).encode())
+    assert reader.content_events == reader.events == 1 + len(texts)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        content("a\\b"),
+        content("text", usage=None),
+        event(choices=[choice("stop", content="text")]),
+        content("text").replace(b"data: ", b"data:"),
+        content("text")[:-1],
+        KEEP_ALIVE + content("text"),
+        content("longer text"),
+    ],
+)
+def test_only_an_ordinary_event_has_a_shape(unlike: bytes) -> None:
+    assert shape_of(content("text"), 4, (b'"usage"',)) is not None
+    assert shape_of(unlike, 4, (b'"usage"',)) is None
+
+
+def test_the_shape_follows_a_stream_from_its_reasoning_to_its_answer() -> None:
+    thought = event(choices=[choice(reasoning="hm")])
+    reader = StreamReader()
+    reader.on_event(thought)
+    read = thought * 3 + content("four") * 2
+    assert reader.skim(read) == len(read)  # two shapes: told by what they do not hold
+    assert reader.skim(content("four") * 2) == 2 * len(content("four"))
+    assert reader.content_events == 8

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import layout
+from ctxgate.compression.policy import SAFE, Level
+from ctxgate.compression.reverting import Reverting, Side
+from ctxgate.compression.validity import check_length, check_same
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.inference import wire
 from support.ledgers import price
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from ctxgate.compression.layout import LayoutResult
+    from ctxgate.compression.moved import Passage
+    from ctxgate.compression.policy import Policy
     from ctxgate.gateway.forms import FormStore
 
 TENANT: Final = "acme/alpha"
@@ -46,13 +51,15 @@ class Process:
     forms: Forms = field(default_factory=Forms)
     tenant: str = TENANT
     memory: layout.Memory = field(default_factory=layout.Memory)
+    policy: Policy = SAFE
+    reverting: Reverting = field(default_factory=Reverting)
 
     def result(self, raw: bytes) -> LayoutResult:
         """The edits of one request."""
         body = wire.parse(raw)
         messages = body.items("messages")
         prompt = layout.look(body, messages, self.tenant, self.memory)
-        work = layout.lay_out(body, messages, prompt, self.tenant, self.memory)
+        work = layout.lay_out(body, messages, prompt, self.tenant, self.memory, self.policy)
         try:
             ask = next(work)
             while True:
@@ -64,6 +71,28 @@ class Process:
     def sent(self, raw: bytes) -> bytes:
         """The bytes one request goes out with."""
         return b"".join(wire.splice(raw, self.result(raw).edits))
+
+    def checked(self, raw: bytes) -> bytes:
+        """The same, after the checker has seen it. Raises `Invalid`."""
+        result = self.result(raw)
+        out = b"".join(wire.splice(raw, result.edits))
+        self.check(raw, out, result.moved)
+        return out
+
+    def check(self, raw: bytes, out: bytes, moved: Sequence[Passage] = ()) -> None:
+        """What the gateway checks before it sends `out` instead of `raw`. Raises `Invalid`."""
+        before, after = (self._side(text) for text in (raw, out))
+        check_length(before.prompt, after.prompt, notes=self.policy.moves())
+        if self.policy.moves():
+            reordered = self.policy.level is Level.LEARNED
+            check_same(*self.reverting.revert(before, after, moved, reordered=reordered))
+        else:
+            check_same(before.prompt, after.prompt)
+
+    def _side(self, raw: bytes) -> Side:
+        body = wire.parse(raw)
+        messages = body.items("messages")
+        return Side(layout.look(body, messages, self.tenant, self.memory), messages)
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from ctxgate.compression.volatile import VolatileKind
     from ctxgate.gateway.ledger import Attempt
     from ctxgate.gateway.services import Services
 
@@ -34,6 +35,9 @@ RATES_DAY: Final = date(2026, 1, 1)
 # 1000, 100 and 2000 nano-dollars per uncached, cached and output token.
 RATES: Final = Rates(uncached=10**9, cached=10**8, output=2 * 10**9, written=10**9, effective=RATES_DAY)
 MODEL: Final = "m"
+PLAIN: Final[Mapping[str, Any]] = {"cache_isolation": "none", "probe": False}
+"""Fields of a pool: what clients send arrives byte for byte, and nothing else does."""
+
 HELLO: Final = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 STREAM: Final = HELLO | {"stream": True}
 
@@ -53,6 +57,7 @@ def config(
     granted: frozenset[str] = frozenset(),
     docs: bool = True,
     layout: str = "off",
+    volatile: frozenset[VolatileKind] = frozenset(),
 ) -> Config:
     """One pool over the given servers, one model, two teams of one organisation with a key each."""
     servers = tuple(Replica(f"standard-{index}", url) for index, url in enumerate(replicas))
@@ -62,11 +67,11 @@ def config(
         listen=Listen(),
         store=store,
         limits=limits or Limits(),
-        pools={"standard": Pool("standard", servers, RateCard(((RATES,),)), **pool)},
+        pools={"standard": Pool("standard", servers, RateCard(((RATES,),)), **{**PLAIN, **pool})},
         models={MODEL: Model(MODEL, ("standard",), served_name)},
         keys=(key, other),
         docs=docs,
-        teams={name: Team(name, "acme", layout) for name in ("alpha", "beta")},
+        teams={name: Team(name, "acme", layout, volatile) for name in ("alpha", "beta")},
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ctxgate.gateway.keys import digest
 from ctxgate.gateway.stores.sqlite import SqliteLedger
-from support.gateway import ALPHA, BETA, MODEL
+from support.gateway import ALPHA, BETA, MODEL, PLAIN
 from support.ledgers import price
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def configuration(folder: Path, *urls: str) -> Path:
     ]
     document = {
         "store": {"sqlite": "ledger.db"},
-        "pools": {"standard": {"replicas": list(urls), "rates": rates}},
+        "pools": {"standard": {"replicas": list(urls), "rates": rates, **PLAIN}},
         "models": {MODEL: {"pools": ["standard"]}},
         "teams": {"alpha": {"organisation": "acme"}, "beta": {"organisation": "acme"}},
         "keys": keys,

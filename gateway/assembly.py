@@ -1,0 +1,63 @@
+"""The composition root: the one place where the working parts are made, put together and ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ctxgate.gateway.cache_salt import SECRET_BYTES, Salts, kept_secret
+from ctxgate.gateway.fleet import Fleet
+from ctxgate.gateway.forms import Forms
+from ctxgate.gateway.layout import LayoutStage
+from ctxgate.gateway.services import Services, unix_us
+from ctxgate.gateway.stores.sqlite import SqliteLedger
+from ctxgate.gateway.telemetry import Telemetry
+from ctxgate.inference import rates
+from ctxgate.inference.client import UpstreamClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ctxgate.gateway.config import Config
+    from ctxgate.gateway.keys import KeyRing
+    from ctxgate.gateway.ledger import AttemptOpened
+    from ctxgate.inference.rates import Charge
+    from ctxgate.inference.usage import Usage
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
+    """The working parts; what a dead process left open is settled first.
+
+    At the end everything in the background is waited for. Raises what the store raises: LedgerError,
+    sqlite3.Error or OSError.
+    """
+
+    def price(attempt: AttemptOpened, usage: Usage) -> Charge:
+        """The price of an attempt found open after a crash, at the rates of the day it was opened."""
+        day = datetime.fromtimestamp(attempt.opened_at_us / 1e6, UTC).date()
+        return rates.charge(usage, config.pools[attempt.pool].rates, day)
+
+    ledger = SqliteLedger(config.store, price=price)
+    crashed = list(await ledger.recover())
+    if crashed:
+        log.warning("settled %d attempts that a dead gateway process had left open", len(crashed))
+    secret = config.cache_salt_secret
+    if secret is None:
+        secret = await kept_secret(ledger.forms, secrets.token_bytes(SECRET_BYTES), unix_us())
+    client = UpstreamClient(config.limits.connect_timeout_s)
+    telemetry = Telemetry()
+    layout = LayoutStage(Forms(ledger.forms), lambda reason: telemetry.layout_dropped.labels(reason).inc())
+    services = Services(config, keys, ledger, client, Fleet(config.pools), telemetry, layout, Salts(secret))
+    try:
+        yield services
+    finally:
+        await asyncio.gather(*services.background, return_exceptions=True)
+        await client.close()
+        await ledger.close()

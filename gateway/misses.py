@@ -1,0 +1,245 @@
+"""Explains the misses of requests that pass: what each should find in the cache, and why it did not.
+
+Per request: a hash over the bytes of its messages, look-ups for those that are new. Bodies are compared
+only where digests say that the prompt left the one before it; small ones at once, large ones in a thread,
+and nothing but the end of an answer ever waits for that, for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression.diverge import diverge
+from ctxgate.compression.divergence import DivergenceKind
+from ctxgate.compression.previous import Owner, Previous, goes_on
+from ctxgate.compression.sent import Digester, first_difference
+from ctxgate.gateway.flow import Surface
+from ctxgate.gateway.metering import prompt_count
+from ctxgate.gateway.miss import Evidence, Miss, not_reported, verdict
+from ctxgate.gateway.seen import Comparison, Seen
+from ctxgate.inference import wire
+from ctxgate.inference.rates import miss_nano
+from ctxgate.inference.template_facts import Extension
+from ctxgate.inference.usage import Certainty
+from ctxgate.routing.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ctxgate.compression.divergence import Divergence
+    from ctxgate.compression.previous import Before
+    from ctxgate.compression.sent import Sent
+    from ctxgate.gateway.flow import Held, Identified
+    from ctxgate.inference.template_facts import Findings
+    from ctxgate.inference.usage import Usage
+    from ctxgate.inference.wire import Body
+    from ctxgate.routing.prefix_index import Expected, Place
+
+log = logging.getLogger(__name__)
+COMPARED_AT_ONCE: Final = 2**14  # bytes of two bodies together; about a millisecond
+LAST_WAIT_S: Final = 0.25  # how long the end of an answer waits for a comparison that is under way
+
+
+class Misses:
+    """What one process knows of prompts that were sent. Belongs to one event loop.
+
+    Nothing here fails a request: `failed` is called where a prompt cannot be explained.
+    """
+
+    def __init__(
+        self,
+        failed: Callable[[], None] = lambda: None,
+        *,
+        seed: int | None = None,
+        compared_at_once: int = COMPARED_AT_ONCE,
+    ) -> None:
+        self.index = PrefixIndex()
+        self._failed = failed
+        self._compared_at_once = compared_at_once
+        self._digester = Digester(secrets.randbits(64) if seed is None else seed)
+        self._previous = Previous()
+
+    def look(self, identified: Identified, body: Body, salt: str | None) -> Seen | None:
+        """The prompt of a request as it goes out; None where it has none that can be followed."""
+        try:
+            return self._look(identified, body, salt)
+        except Exception as error:  # noqa: BLE001 - no defect in explaining may fail a request
+            self._defect("look at", error)
+            return None
+
+    def expect(self, seen: Seen | None, place: Place) -> Expected | None:
+        """What a replica should find of the prompt in its cache, None where nothing is known of it."""
+        if seen is None:
+            return None
+        try:
+            return self._expect(seen, place)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._defect("predict the hit of", error)
+            return None
+
+    def foreseen(self, held: Held) -> Miss | None:
+        """The miss that is to be expected of an attempt, its tokens estimated."""
+        try:
+            return self._foreseen(held)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._defect("foresee the miss of", error)
+            return None
+
+    def _expect(self, seen: Seen, place: Place) -> Expected | None:
+        expected = self.index.expected(place, seen.sent.chain)
+        if expected is None or seen.before is None or seen.before.place != place or not seen.before.tokens:
+            return expected
+        if seen.comparison is None or not seen.comparison.exact or seen.comparison.best.rendered:
+            return expected
+        # Other bytes, the same prompt: it goes on from the one before, which the index cannot know.
+        tokens = max(expected.tokens, self.index.whole_blocks(place, seen.before.tokens))
+        return replace(expected, tokens=tokens, counted=True)
+
+    def _foreseen(self, held: Held) -> Miss | None:
+        seen, expected = held.routed.planned.seen, held.expected
+        prompt = held.attempt.estimated_prompt_tokens
+        if seen is None or seen.before is None or expected is None:
+            return None
+        if seen.before.tokens is not None and seen.before.outline.size:
+            prompt = seen.sent.outline.size * seen.before.tokens // seen.before.outline.size
+        if not prompt:
+            return None
+        return verdict(self._evidence(held, seen, prompt, expected.tokens))
+
+    async def compared(self, held: Held) -> None:
+        """Wait a moment for a comparison that is under way."""
+        seen = held.routed.planned.seen
+        reading = None if seen is None or seen.comparison is None else seen.comparison.reading
+        if reading is not None:
+            await asyncio.wait({asyncio.ensure_future(reading)}, timeout=LAST_WAIT_S)
+
+    def settled(self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None) -> Miss | None:
+        """Why the attempt missed what it could have found, None where it did not, or never ran.
+
+        Learns from its usage: called once per attempt. `findings` are those of a probe of its replica.
+        """
+        seen = held.routed.planned.seen
+        if seen is None:
+            return None
+        try:
+            return self._settled(held, seen, usage, now_us, findings)
+        except Exception as error:  # noqa: BLE001 - nor may it leave an attempt unbooked
+            self._defect("explain", error)
+            return None
+
+    def _look(self, identified: Identified, body: Body, salt: str | None) -> Seen | None:
+        inbound, key = identified.inbound, identified.key
+        if inbound.surface is Surface.CHAT:
+            sent = self._digester.chat(body, body.items("messages"), salt)
+        elif inbound.surface is Surface.COMPLETIONS and body.has("prompt") and prompt_count(body) == 1:
+            sent = self._digester.text(body, salt)
+        else:
+            return None
+        # No name of a tenant or key holds a slash.
+        owner = Owner(f"{key.organisation}/{key.team}", f"{key.key_id}/{identified.task.name}")
+        before = self._previous.find(owner, sent)
+        comparison = None
+        if before is not None and inbound.surface is Surface.CHAT:
+            comparison = self._compare(before, sent, body)
+        return Seen(owner, sent, body.raw, before, comparison)
+
+    def _compare(self, before: Before, sent: Sent, body: Body) -> Comparison | None:
+        coarse = first_difference(before.outline, sent.outline)
+        if coarse.kind is DivergenceKind.EXTENDS:
+            return None
+        comparison = Comparison(coarse)
+        raw = self._previous.body(before)
+        if raw is None:
+            return comparison
+        if len(raw) + len(body.raw) <= self._compared_at_once:
+            comparison.read(_difference(raw, body.raw))
+            return comparison
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(None, _difference, raw, body.raw)
+        reading.add_done_callback(lambda done: self._read(comparison, done))
+        comparison.reading = reading
+        return comparison
+
+    def _read(self, comparison: Comparison, done: asyncio.Future[Divergence]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            self._defect("compare", error)
+        else:
+            comparison.read(done.result())
+
+    def _settled(
+        self, held: Held, seen: Seen, usage: Usage, now_us: int, findings: Findings | None
+    ) -> Miss | None:
+        prompt, cached = _counted(usage)
+        if not prompt:
+            return None
+        place = (held.attempt.pool, held.attempt.replica)
+        if cached is None:
+            miss = not_reported(seen.before, held.expected)
+        else:
+            evidence = self._evidence(held, seen, prompt, cached)
+            miss = verdict(replace(evidence, rewrites=findings is not None and _rewrites(findings)))
+            if miss is not None and miss.avoidable_tokens is not None:
+                day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+                nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
+                miss = replace(miss, avoidable_nano=nano)
+        self.index.learn(place, seen.sent.chain, seen.sent.sizes, prompt=prompt, cached=cached, now_us=now_us)
+        self._previous.keep(
+            seen.owner,
+            seen.sent,
+            seen.body,
+            seen.before,
+            place=place,
+            tokens=prompt,
+            now_us=now_us,
+        )
+        return miss
+
+    def _evidence(self, held: Held, seen: Seen, prompt: int, cached: int) -> Evidence:
+        place = (held.attempt.pool, held.attempt.replica)
+        outline, comparison = seen.sent.outline, seen.comparison
+        return Evidence(
+            place,
+            prompt,
+            cached,
+            size=outline.size,
+            messages=outline.messages,
+            block=self.index.block(place),
+            slack=self.index.least_shortfall(place),
+            before=seen.before,
+            difference=None if comparison is None else comparison.best,
+            exact=comparison is not None and comparison.exact,
+            expected=held.expected,
+            goes_on=seen.before is not None and goes_on(seen.before, outline),
+        )
+
+    def _defect(self, what: str, error: BaseException) -> None:
+        # The text of an error may quote a prompt: only its kind is logged.
+        log.error("cannot %s a prompt: %s", what, type(error).__name__)
+        self._failed()
+
+
+def _difference(before: bytes, after: bytes) -> Divergence:
+    """The first difference that reaches the prompt, as exact as bytes tell."""
+    return diverge(wire.parse(before), wire.parse(after), rendered_only=True)
+
+
+def _rewrites(findings: Findings) -> bool:
+    """Whether a probe saw the template print earlier messages anew in a later turn."""
+    facts = findings.facts
+    turns = (facts.plain, facts.tools, facts.reasoning, facts.tool_results)
+    return any(each.extension is Extension.NO for each in turns)
+
+
+def _counted(usage: Usage) -> tuple[int | None, int | None]:
+    """The prompt's tokens and the cached ones among them, each None unless the engine told."""
+    measured = Certainty.MEASURED
+    if usage.cached.certainty is measured and usage.uncached.certainty is measured:
+        return usage.prompt, usage.cached.value
+    return (usage.prompt_total.value if usage.prompt_total.certainty is measured else None), None

@@ -1,0 +1,127 @@
+"""Misses of the prefix cache as text table, JSON and CSV, with what to do about each. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression.divergence import DivergenceKind
+from ctxgate.gateway.explain import ADVICE
+from ctxgate.gateway.miss import REWRITTEN, MissCause
+from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ctxgate.gateway.ledger import MissRow
+
+_HEADER: Final = ("cause", "detail", "field", "requests", "avoidable tokens", "avoidable USD", "part")
+_WORDS: Final = 3  # leading columns of words, the rest are numbers
+_COLUMNS: Final = (
+    *("cause", "detail", "field", "requests", "attempts"),
+    *("avoidable_tokens", "avoidable_nano", "avoidable_usd", "unknown"),
+)
+_ADVICE: Final = {
+    MissCause.MOVED_REPLICA: "keep replicas up; a conversation stays on one while its first messages do.",
+    MissCause.EVICTED: "give the pool more KV memory or another replica, or shorten what fills it.",
+    MissCause.EXPIRED: "look for restarts and resets of the replica, and for clients beside the gateway.",
+    MissCause.NOT_REPORTED: "start vLLM with `--enable-prompt-tokens-details`.",
+    MissCause.COMPACTION: ADVICE[DivergenceKind.HISTORY_TRUNCATED],
+}
+
+
+def advice(row: MissRow) -> str:
+    """What to do about a miss, in one line."""
+    if row.detail == REWRITTEN:
+        return "use a template, or template arguments, that keep earlier turns; see `ctxgate pools probe`."
+    if row.cause in _ADVICE:
+        return _ADVICE[row.cause]
+    return ADVICE[DivergenceKind((row.detail or "").partition("/")[0])]
+
+
+def as_table(rows: Sequence[MissRow]) -> str:
+    """An aligned table in the order of the rows, and below it what to do about each cause and detail."""
+    if not rows:
+        return "Nothing matched: no settled attempt here missed the cache.\n"
+    lines = [_HEADER, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    printed = [_aligned(line, widths) for line in lines]
+    advices = dict.fromkeys((_name(row), advice(row)) for row in rows)
+    return (
+        "\n".join(
+            [
+                printed[0],
+                "-" * max(map(len, printed)),
+                *printed[1:],
+                "",
+                *_remarks(rows),
+                *(f"{name}: {text}" for name, text in advices),
+            ]
+        )
+        + "\n"
+    )
+
+
+def as_json(rows: Sequence[MissRow]) -> str:
+    """A JSON object with `misses`; money as integer nano-dollars and as a decimal string."""
+    found = [_record(row) | {"advice": advice(row)} for row in rows]
+    return json.dumps({"misses": found}, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(rows: Sequence[MissRow]) -> str:
+    """CSV with a header line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_record, rows))
+    return text.getvalue()
+
+
+def _record(row: MissRow) -> dict[str, str | int | None]:
+    return {
+        "cause": row.cause.value,
+        "detail": row.detail,
+        "field": row.field,
+        "requests": row.requests,
+        "attempts": row.attempts,
+        "avoidable_tokens": row.avoidable_tokens,
+        "avoidable_nano": row.avoidable_nano,
+        "avoidable_usd": format_usd(row.avoidable_nano),
+        "unknown": row.unknown,
+    }
+
+
+def _name(row: MissRow) -> str:
+    # A moved conversation's detail is where it came from, which changes nothing of the advice.
+    if row.detail is None or row.cause is MissCause.MOVED_REPLICA:
+        return row.cause.value
+    return f"{row.cause.value} ({row.detail})"
+
+
+def _cells(row: MissRow) -> tuple[str, ...]:
+    whole, fraction = divmod(abs(row.avoidable_nano), NANO_PER_DOLLAR)
+    return (
+        row.cause.value,
+        row.detail or "-",
+        row.field or "-",
+        f"{row.requests:,}",
+        f"{row.avoidable_tokens:,}",
+        f"{'-' if row.avoidable_nano < 0 else ''}{whole:,}.{fraction:09d}",
+        f"{row.unknown:,}",
+    )
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    words = (cell.ljust(width) for cell, width in zip(cells[:_WORDS], widths, strict=False))
+    numbers = (cell.rjust(width) for cell, width in zip(cells[_WORDS:], widths[_WORDS:], strict=True))
+    return "  ".join([*words, *numbers])
+
+
+def _remarks(rows: Sequence[MissRow]) -> list[str]:
+    unknown = sum(row.unknown for row in rows)
+    if not unknown:
+        return []
+    attempts = f"{unknown:,} attempt{'' if unknown == 1 else 's'}"
+    return [f"part: {attempts} whose avoidable tokens or cost are unknown, which the sums leave out.", ""]

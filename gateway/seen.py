@@ -1,0 +1,40 @@
+"""One request's prompt as it goes out, beside the one before it in its conversation. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from ctxgate.compression.divergence import Divergence
+    from ctxgate.compression.previous import Before, Owner
+    from ctxgate.compression.sent import Sent
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Where a prompt leaves the one before it: from digests at once, from the bytes when they are read.
+
+    `exact` says that the bytes were. `reading`: the comparison of large ones, under way or done.
+    """
+
+    best: Divergence
+    exact: bool = False
+    reading: Awaitable[Divergence] | None = None
+
+    def read(self, found: Divergence) -> None:
+        """Take the exact difference."""
+        self.best, self.exact = found, True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt as it goes out, the request before it, and where the two part, None where they do not."""
+
+    owner: Owner
+    sent: Sent
+    body: bytes = field(repr=False)
+    before: Before | None
+    comparison: Comparison | None
