@@ -1,4 +1,4 @@
-"""The HTTP client towards the replicas.
+"""The HTTP client towards the replicas (aiohttp).
 
     open() ── sends one request, returns at the response's headers
       Unreachable   no connection; nothing was sent
@@ -7,7 +7,9 @@
       Dropped       the connection broke inside the answer
     abort() ── ends a call by its id, so that its usage can still be read
 
-Redirects are not followed, cookies not kept, bodies not decompressed.
+Redirects are not followed, cookies not kept, bodies not decompressed. Idle connections are closed
+before vLLM's own 5 s keep-alive ends, or a request could meet a connection that the engine is just
+closing.
 """
 
 from __future__ import annotations
@@ -15,26 +17,27 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-from urllib.parse import urlsplit
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import aiohttp
 import msgspec
-
-from ctxgate.inference.http_connection import Origin
-from ctxgate.inference.http_pool import ConnectionPool
+from aiohttp.client_proto import ResponseHandler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ctxgate.inference.http_connection import Connection
+    from aiohttp.abc import AbstractStreamWriter
+
     from ctxgate.inference.wire import Pieces
 
+IDLE_CONNECTION_S: Final = 3.5
+_READ_BUFFER: Final = 2**18
+_JOINED_UP_TO: Final = 2**16
+_FIRST_PIECE: Final = 64
+_MAX_DOCUMENT_BYTES: Final = 2**24
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
-_MAX_DOCUMENT_BYTES: Final = 2**24
-_PORTS: Final = {"http": 80, "https": 443}
-_JSON: Final = b"application/json"
 
 
 class UpstreamFailed(Exception):
@@ -60,14 +63,14 @@ class AnswerTooLarge(UpstreamFailed):
 class UpstreamResponse:
     """One response, its headers read and its body arriving."""
 
-    __slots__ = ("_connection", "_pool", "_released", "raw_content_type", "status")
+    __slots__ = ("_broken", "_content", "_response", "raw_content_type", "status")
 
-    def __init__(self, connection: Connection, pool: ConnectionPool) -> None:
-        self._connection = connection
-        self._pool = pool
-        self._released = False
-        self.status: int = connection.status
-        self.raw_content_type: bytes = connection.headers.get(b"content-type", _JSON)
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._content = response.content
+        self._broken: Exception | None = None
+        self.status: int = response.status
+        self.raw_content_type: bytes = _header(response, "content-type", "application/json")
 
     @property
     def is_json(self) -> bool:
@@ -77,7 +80,7 @@ class UpstreamResponse:
     @property
     def metadata(self) -> bytes:
         """vLLM's `metadata` header, which describes an answer of raw bytes; empty without one."""
-        return self._connection.headers.get(b"metadata", b"")
+        return _header(self._response, "metadata", "")
 
     @property
     def is_event_stream(self) -> bool:
@@ -89,10 +92,13 @@ class UpstreamResponse:
 
         What arrived before a connection broke is given before the error is raised.
         """
+        if self._broken is not None:
+            raise Dropped(type(self._broken).__name__) from self._broken
         try:
-            return await self._connection.next_part()
-        except ConnectionError as error:
-            raise Dropped(str(error)) from error
+            return await self._content.readany()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            self._broken = error
+            return _unread(self._content) or await self.next_chunk()
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises `Dropped`, and `AnswerTooLarge` beyond `limit` bytes."""
@@ -112,7 +118,7 @@ class UpstreamResponse:
 
     async def drain(self, seconds: float) -> None:
         """Read what is left of the body, so that its connection can be used again; never raises."""
-        if self._connection.at_end:
+        if self._content.at_eof():
             return
         with suppress(Dropped, TimeoutError):
             async with asyncio.timeout(seconds):
@@ -121,9 +127,7 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """The exchange is over. After half an answer the engine ends the call: it sees the connection go."""
-        if not self._released:
-            self._released = True
-            self._pool.give_back(self._connection)
+        self._response.close()  # a body read to its end has given its connection back already
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,16 +136,95 @@ class UpstreamResponse:
         self.close()
 
 
+def _header(response: aiohttp.ClientResponse, name: str, absent: str) -> bytes:
+    """A header in the bytes it came in; of a repeated one the first."""
+    return response.headers.get(name, absent).encode("utf-8", "surrogateescape")
+
+
+def _unread(content: aiohttp.StreamReader) -> bytes:
+    """What had arrived before a connection broke; aiohttp raises the error first and keeps it to itself."""
+    content.set_exception(None)  # type: ignore[arg-type] # the only way past it to the buffer
+    return content.read_nowait()
+
+
+class _Protocol(ResponseHandler):
+    """aiohttp's client protocol (3.14) without three of its mistakes.
+
+    - A body's reader is forgotten when the body's framing is broken, and waits for ever.
+    - A body that ends with its connection counts as whole also where the connection was reset.
+    - What came over an idle connection is taken for the answer to its next request.
+    """
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Wake whoever reads a body that did not end."""
+        payload = self._payload
+        if payload is None or payload.is_eof():
+            super().connection_lost(exc)
+            return
+        broken = aiohttp.ClientPayloadError("the connection ended inside the body")
+        if exc is not None:
+            payload.set_exception(broken)
+        super().connection_lost(exc)
+        if not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(broken)
+
+    def is_connected(self) -> bool:
+        """Whether the next request may go over this connection."""
+        return super().is_connected() and not self.should_close
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connections that speak `_Protocol`."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+        self._factory = partial(_Protocol, loop=asyncio.get_running_loop())  # type: ignore[assignment]  # a subclass
+
+
+class _InPieces(aiohttp.payload.Payload):
+    """A body of known length, written piece by piece.
+
+    aiohttp joins the headers with the first piece; that one is kept short, so that a long body goes
+    to the socket without being copied.
+    """
+
+    _value: Pieces
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces, content_type="application/json")
+        self._size = sum(map(len, pieces))
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write every piece."""
+        first = memoryview(self._value[0])
+        for piece in (first[:_FIRST_PIECE], first[_FIRST_PIECE:], *self._value[1:]):
+            await writer.write(piece)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text; aiohttp asks for it only when it prints a payload."""
+        return b"".join(self._value).decode(encoding, errors)
+
+
 class UpstreamClient:
-    """Keep-alive connections to every replica, shared by all requests of this process."""
+    """Keep-alive connections to every replica, shared by all requests of this process.
+
+    `connect_timeout_s` covers a host's name, its connection and TLS.
+    """
 
     def __init__(self, connect_timeout_s: float) -> None:
-        self._pool = ConnectionPool(connect_timeout_s)
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=_READ_BUFFER,
+            skip_auto_headers=("user-agent", "accept-encoding"),
+        )
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
-        length = f"content-length: {sum(map(len, body))}\r\n"
-        return await self._exchange("POST", url, headers, length, body)
+        data = _InPieces(body) if sum(map(len, body)) > _JOINED_UP_TO else b"".join(body)
+        return await self._exchange("POST", url, headers, data)
 
     async def get_json(self, url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, Any]:
         """GET a small document: (status, its JSON, or None where it is none). Raises `UpstreamFailed`."""
@@ -170,41 +253,32 @@ class UpstreamClient:
 
     async def abort(self, replica_url: str, request_ids: Sequence[str], headers: Mapping[str, str]) -> bool:
         """End running or queued calls by id; False where the replica does not offer it."""
-        body = msgspec.json.encode({"request_ids": list(request_ids)})
+        document = {"request_ids": list(request_ids)}
         try:
-            async with asyncio.timeout(_ABORT_TIMEOUT_S):
-                async with await self.open(replica_url + _ABORT_PATH, (body,), headers) as response:
-                    await response.body(_MAX_DOCUMENT_BYTES)
-                    return response.status == 200
-        except (UpstreamFailed, TimeoutError):
+            status, _ = await self.post_json(replica_url + _ABORT_PATH, document, headers, _ABORT_TIMEOUT_S)
+        except UpstreamFailed:
             return False
+        return status == 200
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._pool.close()
+        await self._session.close()
+        await asyncio.sleep(0)  # let the transports' close callbacks run
 
     async def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], length: str = "", body: Pieces = ()
+        self, method: str, url: str, headers: Mapping[str, str], data: _InPieces | bytes | None = None
     ) -> UpstreamResponse:
-        target = _target(url)
-        head = _head(method, target, headers, length)
         try:
-            connection = await self._pool.take(target.origin)
-        except TimeoutError as error:
+            response = await self._session.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            )
+        except aiohttp.ConnectionTimeoutError as error:
             raise ConnectTimedOut(type(error).__name__) from error
-        except OSError as error:
+        except aiohttp.ClientConnectorError as error:
             raise Unreachable(type(error).__name__) from error
-        kept = connection.since > 0  # from an earlier exchange, so that its other end may just have closed it
-        try:
-            await connection.ask(head, body)
-        except BaseException as error:
-            self._pool.give_back(connection)
-            if not isinstance(error, ConnectionError):
-                raise
-            if kept and method == "GET":
-                return await self._exchange(method, url, headers, length, body)
-            raise Dropped(str(error)) from error
-        return UpstreamResponse(connection, self._pool)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Dropped(type(error).__name__) from error
+        return UpstreamResponse(response)
 
 
 def _document(body: bytes) -> Any:
@@ -213,29 +287,3 @@ def _document(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-class _Target(NamedTuple):
-    """A URL as a request needs it: where to connect, what stands after the method."""
-
-    origin: Origin
-    line: str
-
-
-@lru_cache(1024)
-def _target(url: str) -> _Target:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return _Target(
-        Origin(host, port, parts.scheme == "https"),
-        f"{path} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: */*\r\n",
-    )
-
-
-def _head(method: str, target: _Target, headers: Mapping[str, str], length: str) -> bytes:
-    """A request's head. Raises ValueError where a header's value would begin another one."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-        raise ValueError("a header holds a line break")
-    return f"{method} {target.line}{lines}{length}\r\n".encode()

@@ -50,7 +50,7 @@ USD_PER_MILLION: Final = {
 }
 """Rates that leave fractions of a nano-dollar, so that rounding is part of what is compared."""
 
-READY_S: Final = 30.0
+READY_S: Final = 120.0
 STOP_S: Final = 40.0
 POLL_S: Final = 0.05
 _URL: Final = re.compile(r"^ctxgate listening on (http://127\.0\.0\.1:\d+)$", re.MULTILINE)
@@ -170,7 +170,12 @@ def start(config: GatewayConfig) -> Gateway:
         found = _URL.search(log.read_bytes()[begin:].decode(errors="replace"))
         return found[1] if found else None
 
-    url = until(address, READY_S, "the gateway names its address")
+    try:
+        url = until(address, READY_S, "the gateway names its address")
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     return Gateway(url, config.ledger, log, process)
 
 

@@ -220,7 +220,7 @@ async def test_the_description_tells_of_every_header_read_or_sent(gateway: Gatew
     for path in PATHS:
         operation = document["paths"][path]["post"]
         layout = next(one for one in operation["parameters"] if one["name"] == "x-ctxgate-layout")
-        assert layout["schema"]["enum"] == ["off", "safe"]
+        assert layout["schema"]["enum"] == ["off", "safe", "declared", "learned"]
         assert "x-ctxgate-task" in {one["name"] for one in operation["parameters"]}
         told = {"x-ctxgate-layout", "x-ctxgate-expected-cached", "x-ctxgate-miss"}  # where there is something
         assert sent | told == set(operation["responses"]["200"]["headers"])

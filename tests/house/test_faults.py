@@ -8,10 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "faults.md"
-ROW = re.compile(r"^\| gateways-([A-Z]\d+) \| [A-Z][^|]+\. \| ([^|]+) \|$", re.MULTILINE)
+AREAS = "api|context|gateways|routing"
+ROW = re.compile(rf"^\| ((?:{AREAS})-[A-Z]\d+) \| [A-Z][^|]+\. \| ([^|]+) \|$", re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)\)")
-# A test names the rows that it covers right behind `gateways`: test_gateways_a11_a13_...
-NAMED = re.compile(r"^(?:async )?def test_gateways((?:_[a-z]\d+)+)_", re.MULTILINE)
+# A test names the rows that it covers before all else: test_gateways_a11_a13_api_b5_...
+NAMED = re.compile(rf"^(?:async )?def test((?:_(?:{AREAS})(?:_[a-z]\d+)+)+)_", re.MULTILINE)
+AREA = re.compile(rf"_({AREAS})((?:_[a-z]\d+)+)")
 
 
 def listed() -> dict[str, set[str]]:
@@ -23,15 +25,17 @@ def named() -> dict[str, set[str]]:
     """The files whose tests carry a row in their name."""
     files: dict[str, set[str]] = defaultdict(set)
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for rows in NAMED.findall(path.read_text(encoding="utf-8")):
-            for row in rows.strip("_").split("_"):
-                files[row.upper()].add(path.relative_to(ROOT).as_posix())
+        for name in NAMED.findall(path.read_text(encoding="utf-8")):
+            for area, rows in AREA.findall(name):
+                for row in rows.strip("_").split("_"):
+                    files[f"{area}-{row.upper()}"].add(path.relative_to(ROOT).as_posix())
     return files
 
 
 def test_every_line_of_the_table_is_read() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    assert len(listed()) == sum(line.startswith("| gateways-") for line in lines) > 0
+    rows = [line for line in lines if re.match(rf"\| (?:{AREAS})-", line)]
+    assert len(listed()) == len(rows) > 0
 
 
 def test_every_row_names_exactly_the_files_that_test_it() -> None:

@@ -231,7 +231,7 @@ def test_a_trait_is_found_by_usage_as_far_as_that_tells(
     assert found.renders is False
 
 
-def test_reasoning_that_goes_with_the_next_message_of_the_user() -> None:
+def test_routing_d1_reasoning_that_goes_with_the_next_message_of_the_user() -> None:
     """`(The notes must be read first.)` stands before `[`: all from its second character on is lost."""
     found = Engine(lambda body: rendered(body, thinks=True)).found()
     first = "(The notes must be read first.)[]" + '{"path":"notes.txt","lines":[1,20]}'
@@ -253,7 +253,7 @@ def test_an_answer_that_begins_otherwise_in_its_own_turn_loses_that_beginning_on
     assert found.facts.tool_results.extension is BUT
 
 
-def test_tools_beside_the_last_message_of_the_user_break_every_turn() -> None:
+def test_routing_d7_tools_beside_the_last_message_of_the_user_break_every_turn() -> None:
     def behind(body: dict[str, Any]) -> str:
         return "".join(
             f"<{message['role']}>{message.get('content')}"

@@ -206,7 +206,7 @@ def split(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
 
 
 @given(chunked(STREAMS))
-def test_the_splitter_keeps_every_byte_and_chunk_borders_do_not_show(chunks: list[bytes]) -> None:
+def test_context_r4_the_splitter_keeps_every_byte_and_chunk_borders_do_not_show(chunks: list[bytes]) -> None:
     stream = b"".join(chunks)
     events, tail = split(chunks)
     assert b"".join(events) + tail == stream
