@@ -8,7 +8,7 @@ parameters and the bytes' own spelling do not count. Two tenants never share a h
 Nor do the ids of tool calls count, which some clients make up anew in every turn: the link of an assistant
 message is its shape, that of a result its shape and which call of the message before it answers. Only
 where ids do not tell this (a call without an id, two of one name, a result of no call of its round) are
-they part of the link.
+they part of the link. Cache marks do not count either, for clients move them on from turn to turn.
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ def _extended(tenant: str, known: Chain, facts: Sequence[Facts]) -> Chain:
     caller, calls = _open_round(facts, start)
     for at in range(start, len(facts)):
         each = facts[at]
-        link = each.digest
+        link = each.unmarked or each.digest
         if each.role == "tool":
             place = calls.get(each.answers or "")
             if place is not None:
-                link = _answer_link(each.shape, at - caller, place)
+                link = _answer_link(each.lasting, at - caller, place)
             else:
                 calls = {}  # the round is over: what follows answers none of its calls
         elif each.calls:
             caller, calls = at, ordinals(each)
             if calls:
-                link = each.shape
+                link = each.lasting
                 batches.append(at)
         else:
             calls = {}

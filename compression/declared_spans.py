@@ -104,7 +104,7 @@ def declared(text: str, policy: Policy, known: Sections) -> list[Span]:
     for span in sorted(spans, key=lambda each: (each.start, each.end)):
         if merged and span.start <= merged[-1].end:
             last = merged.pop()
-            span = Span(last.start, max(last.end, span.end), last.kind)  # noqa: PLW2901
+            span = Span(last.start, max(last.end, span.end), last.kind)  # noqa: PLW2901 - it grows in place
         merged.append(span)
     return merged
 

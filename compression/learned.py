@@ -104,7 +104,7 @@ def _names(prompt: Declared, head: int, tenant: str, beginning: str) -> Names:
     start = _key(b"agent", root(tenant), _bytes(beginning))
     template = _key(b"template", start, *sorted(_bytes(tool.name or "") for tool in prompt.tools))
     for facts in islice(prompt.moved.facts, head, None):
-        latest = extended(start, facts.nameless)
+        latest = extended(start, facts.lasting)
         if facts.role == "assistant":
             return Names(template, start, latest)
         start = latest

@@ -18,6 +18,7 @@ from ctxgate.compression.recent import Recent
 
 if TYPE_CHECKING:
     from ctxgate.compression.sent import Outline, Sent
+    from ctxgate.inference.wire import Body
 
 Place: TypeAlias = "tuple[str, str]"
 """A pool and a replica of it, by name."""
@@ -25,6 +26,7 @@ Place: TypeAlias = "tuple[str, str]"
 ELEMENTS: Final = 2_000_000  # of outlines, at some 30 bytes each
 BODY_BYTES: Final = 256 * 2**20
 _CONVERSATIONS: Final = 200_000  # names that lead to one
+_ELEMENT_BYTES: Final = 96  # that a parsed body takes for each element, beside its bytes
 _WALK: Final = 256  # messages that two requests of one conversation lie apart at most
 
 
@@ -49,12 +51,20 @@ class Before:
     at_us: int
 
 
+class _Kept(NamedTuple):
+    """The bytes of a request, and what they parse to, where the sender had that."""
+
+    raw: bytes
+    parsed: Body | None
+    weight: int
+
+
 class Previous:
     """The last request of each conversation, per tenant. Belongs to one event loop."""
 
     def __init__(self, elements: int = ELEMENTS, body_bytes: int = BODY_BYTES) -> None:
         self._requests: Recent[bytes, Before] = Recent(elements, lambda before: len(before.outline) + 8)
-        self._bodies: Recent[bytes, bytes] = Recent(body_bytes, len)
+        self._bodies: Recent[bytes, _Kept] = Recent(body_bytes, lambda kept: kept.weight)
         self._names: Recent[tuple[str, bytes | str], bytes] = Recent(4 * _CONVERSATIONS)
 
     def find(self, owner: Owner, sent: Sent) -> Before | None:
@@ -79,7 +89,13 @@ class Previous:
 
     def body(self, before: Before) -> bytes | None:
         """The bytes of that request, None where they are no longer kept."""
-        return self._bodies.get(before.conversation)
+        kept = self._bodies.get(before.conversation)
+        return None if kept is None else kept.raw
+
+    def parsed(self, before: Before) -> Body | None:
+        """That request as it was parsed when it was kept, None where it was not, or no longer is."""
+        kept = self._bodies.get(before.conversation)
+        return None if kept is None else kept.parsed
 
     def keep(
         self,
@@ -91,8 +107,12 @@ class Previous:
         place: Place,
         tokens: int | None,
         now_us: int,
+        parsed: Body | None = None,
     ) -> None:
-        """Note a request that was sent. It takes the place of `before` where it goes on from its end."""
+        """Note a request that was sent. It takes the place of `before` where it goes on from its end.
+
+        `parsed`: the body again, where it need not be parsed when it is compared.
+        """
         outline = sent.outline
         if not outline.messages:
             return
@@ -100,7 +120,8 @@ class Previous:
         if before is not None and goes_on(before, outline):
             name = before.conversation
         self._requests.put(name, Before(name, outline, place, tokens, now_us))
-        self._bodies.put(name, body)
+        weight = len(body) + (0 if parsed is None else _ELEMENT_BYTES * len(outline))
+        self._bodies.put(name, _Kept(body, parsed, weight))
         last = outline.message(-1)
         pair = (outline.message(-2) + last,) if outline.messages > 1 else ()
         for key in (sent.chain[-1], *pair, last, owner.task):
@@ -113,7 +134,7 @@ class Previous:
 
 def goes_on(before: Before, outline: Outline) -> bool:
     """Whether a prompt holds the end of the one before: else it is a sibling, or history was rewritten."""
-    return before.outline.message(-1) in _messages(outline)
+    return outline.holds(before.outline.message(-1))
 
 
 def _messages(outline: Outline) -> list[bytes]:

@@ -6,7 +6,8 @@ hash of its bytes. Two elements of equal digests render alike; other digests may
 which is for `diverge` to say, from the bytes.
 
 Cost: one hash over the bytes. A message is decoded once, when it is new, to learn its role: where a
-developer message is among them, vLLM moves all system messages to the front.
+developer message is among them, vLLM moves all system messages to the front. The chain of a long prompt
+is remembered, so that the next one of its conversation only adds to it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 import xxhash
@@ -31,11 +33,15 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 16  # bytes of a digest
 ROLES_REMEMBERED: Final = 100_000
+LINKS_REMEMBERED: Final = 300_000  # of long chains; most of them are kept for other uses anyway
+_LONG: Final = 64  # elements from which on it is worth remembering a chain
+_NEW_ELEMENTS: Final = 24  # a turn brings fewer; a chain of more new ones is made from its beginning
 _FIELDS: Final = (
     ("model", DivergenceKind.MODEL_CHANGED),
     ("cache_salt", DivergenceKind.SALT),
     *((name, DivergenceKind.TEMPLATE_CHANGED) for name in TEMPLATE_FIELDS),
 )
+_NAMES: Final = tuple(name for name, _ in _FIELDS)
 _NULL: Final = b"null"
 
 
@@ -55,6 +61,11 @@ class Outline:
     tools: int
     heads: int
     order: tuple[int, ...] | None = field(default=None, repr=False)
+    size: int = field(init=False, compare=False)
+    """Bytes of all tools and messages."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(self.sizes))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -73,10 +84,12 @@ class Outline:
         """The elements' digests, from one of them on."""
         return [self.elements[at : at + WIDTH] for at in range(start * WIDTH, len(self.elements), WIDTH)]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all tools and messages."""
-        return sum(self.sizes)
+    def holds(self, message: bytes) -> bool:
+        """Whether a message of this digest is among the messages."""
+        at = self.elements.find(message, self.tools * WIDTH)
+        while at % WIDTH and at > 0:  # found across two digests
+            at = self.elements.find(message, at + 1)
+        return at >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +115,25 @@ class Digester:
     def __init__(self, seed: int = 0, roles: int = ROLES_REMEMBERED) -> None:
         self._seed = seed
         self._roles: Recent[bytes, str] = Recent(roles)
+        self._chains: Recent[bytes, tuple[bytes, ...]] = Recent(LINKS_REMEMBERED, len)
+        self._null = self._digest(_NULL)
 
     def chat(self, body: Body, messages: Sequence[msgspec.Raw], salt: str | None = None) -> Sent:
         """The outline of a chat request. `salt` is the one that goes out, None: the body's own."""
         tools = _tools(body)
-        digests = [self._digest(raw) for raw in messages]
+        views = [*map(memoryview, messages)]
+        digests = [*map(xxhash.xxh3_128_digest, views, repeat(self._seed))]
         roles = self._roles_of(digests, messages)
         order = None
         if "developer" in roles:
             order = tuple(sorted(range(len(roles)), key=lambda at: roles[at] not in HEAD_ROLES))
             digests, roles = [digests[at] for at in order], [roles[at] for at in order]
-            messages = [messages[at] for at in order]
+            views = [views[at] for at in order]
         heads = next((at for at, one in enumerate(roles) if one not in HEAD_ROLES), len(roles))
         return self._sent(
             self._fields(body, salt),
             [*map(self._digest, tools), *digests],
-            array("Q", [memoryview(part).nbytes for part in (*tools, *messages)]),
+            array("Q", [view.nbytes for view in (*map(memoryview, tools), *views)]),
             (len(tools), heads, order),
         )
 
@@ -134,21 +150,43 @@ class Digester:
         sizes: array[int],
         shape: tuple[int, int, tuple[int, ...] | None],
     ) -> Sent:
-        link = self._digest(fields)
-        chain = [link]
-        for digest in digests:
-            link = xxhash.xxh3_128_digest(link + digest, self._seed)
-            chain.append(link)
-        return Sent(Outline(fields, b"".join(digests), sizes, *shape), tuple(chain))
+        elements = b"".join(digests)
+        if len(digests) < _LONG:
+            chain = self._extended((self._digest(fields),), digests)
+        else:
+            chain = self._long_chain(fields, elements, digests)
+        return Sent(Outline(fields, elements, sizes, *shape), chain)
+
+    def _long_chain(self, fields: bytes, elements: bytes, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The chain, made from that of the longest beginning that is remembered, and remembered."""
+        start = len(digests) - _NEW_ELEMENTS
+        beginning = xxhash.xxh3_128(fields + elements[: start * WIDTH], seed=self._seed)
+        keys = [beginning.digest()]
+        for digest in digests[start:]:
+            beginning.update(digest)
+            keys.append(beginning.digest())
+        known = next(filter(None, map(self._chains.get, reversed(keys))), (self._digest(fields),))
+        if len(known) > len(digests):
+            return known
+        chain = self._extended(known, digests[len(known) - 1 :])
+        self._chains.put(keys[-1], chain)
+        return chain
+
+    def _extended(self, known: tuple[bytes, ...], digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        hashed, seed, link = xxhash.xxh3_128_digest, self._seed, known[-1]
+        return (*known, *[link := hashed(link + digest, seed) for digest in digests])
 
     def _fields(self, body: Body, salt: str | None) -> bytes:
-        values = {name: bytes(body.get(name) or _NULL) for name, _ in _FIELDS}
+        values = [*map(body.get, _NAMES)]
+        digests = [self._null if value is None else self._digest(value) for value in values]
         if salt is not None:
-            values["cache_salt"] = b"=" + salt.encode()
-        return b"".join(map(self._digest, values.values()))
+            digests[_NAMES.index("cache_salt")] = self._digest(b"=" + salt.encode())
+        return b"".join(digests)
 
     def _roles_of(self, digests: Sequence[bytes], messages: Sequence[msgspec.Raw]) -> list[str]:
         known = self._roles.get_all(digests)
+        if None not in known:
+            return cast("list[str]", known)
         return [
             self._learned(digests[at], messages[at]) if one is None else one for at, one in enumerate(known)
         ]
@@ -160,6 +198,15 @@ class Digester:
 
     def _digest(self, raw: msgspec.Raw | bytes) -> bytes:
         return xxhash.xxh3_128_digest(memoryview(raw), self._seed)
+
+
+def extends(one: Outline, two: Outline) -> bool:
+    """Whether the second prompt is the first one with more behind it, or with less."""
+    return (
+        one.fields == two.fields
+        and one.tools == two.tools
+        and (two.elements.startswith(one.elements) or one.elements.startswith(two.elements))
+    )
 
 
 def first_difference(one: Outline, two: Outline) -> Divergence:

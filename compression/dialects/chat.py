@@ -41,7 +41,8 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _NULL: Final = b"null"
 _EMPTY: Final = b'""'
 _QUOTE: Final = 0x22
-_MARKS: Final = (b"s7:ctxgate", b"s13:cache_control")  # these names as `canonical_form` writes them
+_CACHE_MARK: Final = b"s13:cache_control"
+_MARKS: Final = (b"s7:ctxgate", _CACHE_MARK)  # these names as `canonical_form` writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Facts:
 
     `shape` is the identity without ids, empty where there are none. Of a message that varies, `content`
     names the form of its content, where that is none, and `arguments` the spelling of its arguments: what
-    `digest` does not tell apart.
+    `digest` does not tell apart. `unmarked` is the identity without ids and cache marks, empty where there
+    are no marks: clients move them on from turn to turn.
     """
 
     digest: bytes
@@ -69,11 +71,17 @@ class Facts:
     shape: bytes = b""
     content: bytes = field(default=b"", compare=False)
     arguments: bytes = field(default=b"", compare=False)
+    unmarked: bytes = field(default=b"", compare=False)
 
     @property
     def nameless(self) -> bytes:
         """The identity but for ids."""
         return self.shape or self.digest
+
+    @property
+    def lasting(self) -> bytes:
+        """The identity but for ids and cache marks: what stays when a conversation goes on."""
+        return self.unmarked or self.shape or self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +157,12 @@ def facts_of(raw: msgspec.Raw | bytes) -> Facts:
         return Facts(_digest(memoryview(raw), b"ctxgate opaque"), memoryview(raw).nbytes, "")
     marked = any(name in form for name in _MARKS)
     shape = _digest(form, b"ctxgate message")
+    unmarked = _unmarked(members) if marked and _CACHE_MARK in form else b""
     if answers is not None:
-        return Facts(
-            named(shape, (answers,)), len(form) + len(answers), role, False, (), answers, marked, shape
-        )
+        digest, size = named(shape, (answers,)), len(form) + len(answers)
+        return Facts(digest, size, role, answers=answers, marked=marked, shape=shape, unmarked=unmarked)
     if not calls.ids:
-        return Facts(shape, len(form), role, marked=marked)
+        return Facts(shape, len(form), role, marked=marked, unmarked=unmarked)
     return Facts(
         digest=named(shape, calls.ids),
         size=len(form) + sum(len((id_ or "").encode()) for id_ in calls.ids),
@@ -165,7 +173,24 @@ def facts_of(raw: msgspec.Raw | bytes) -> Facts:
         shape=shape,
         content=_content_form(given),
         arguments=_digest(msgspec.json.encode(calls.arguments), b"ctxgate spelling"),
+        unmarked=unmarked,
     )
+
+
+def _unmarked(members: dict[str, msgspec.Raw]) -> bytes:
+    """The identity of a message without the cache marks on it and on the parts of its content."""
+    left = {name: value for name, value in members.items() if name != "cache_control"}
+    content = left.get("content")
+    if content is not None and memoryview(content)[:1] == b"[":
+        parts = [_unmarked_part(part) for part in decoded(_ITEMS, content)]
+        left["content"] = msgspec.Raw(msgspec.json.encode(parts))
+    return _digest(canonical_form(msgspec.json.encode(left)), b"ctxgate message")
+
+
+def _unmarked_part(part: msgspec.Raw) -> msgspec.Raw | dict[str, msgspec.Raw]:
+    if memoryview(part)[:1] != b"{":
+        return part
+    return {name: value for name, value in decoded(_MEMBERS, part).items() if name != "cache_control"}
 
 
 def named(shape: bytes, ids: Sequence[str | None]) -> bytes:

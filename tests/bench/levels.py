@@ -28,8 +28,8 @@ from ctxgate.inference.oracle import PrefixOracle
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))  # as pytest does, for the servers that the tests start
 
-from e2e.engine import BLOCK_SIZE, Spec, interpreter, running  # noqa: E402
-from e2e.gateway_process import TRUSTED_SECRET, GatewayConfig, serving  # noqa: E402
+from e2e.engine import BLOCK_SIZE, Spec, interpreter, running  # noqa: E402 - behind the path
+from e2e.gateway_process import TRUSTED_SECRET, GatewayConfig, serving  # noqa: E402 - behind the path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -164,3 +164,13 @@ def test_context_j13_the_order_of_reasoning_is_part_of_the_name() -> None:
         facts_of(b'{"role":"assistant","reasoning_content":"%s","content":"x"}' % r) for r in (b"1", b"2")
     ]
     assert of(said).hashes[1] != of(said[::-1]).hashes[1]
+
+
+def test_a_cache_mark_that_moves_on_does_not_rename_the_conversation() -> None:
+    part = {"type": "text", "text": "Go."}
+    marked = {"role": "user", "content": [part | {"cache_control": {"type": "ephemeral"}}]}
+    plain = {"role": "user", "content": [part]}
+    on_message = {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}}
+    links = [[facts_of(json.dumps(each).encode())] for each in (marked, plain, on_message)]
+    assert len({Chains().of("acme/alpha", facts).hashes for facts in links}) == 1
+    assert len({facts[0].digest for facts in links}) == 3  # none of them is sent for another

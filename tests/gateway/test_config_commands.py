@@ -77,6 +77,10 @@ models
   tiny: standard
   swift: fast
 
+teams
+  name      organisation  layout
+  research  acme          safe
+
 keys
   id           team      organisation
   research-ci  research  acme
@@ -122,6 +126,48 @@ def test_check_sums_a_valid_file_up_as_json_without_secrets_and_hashes(
         }
     ]
     assert summary["config"]["keys"] == [{"id": "research-ci", "team": "research"}]
+    assert summary["config"]["pools"]["fast"]["cache_isolation"] == "team"
+    assert summary["config"]["teams"] == {
+        "research": {"organisation": "acme", "layout": {"level": "safe", "volatile": []}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [
+        ('"off"', "off"),
+        ("learned", "learned"),
+        ("{level: declared, volatile: [uuid, clock]}", "declared; volatile: clock, uuid"),
+        ("{level: learned, volatile: [{pattern: '^Build: .+'}]}", "learned; volatile: 1 expression"),
+        ("{level: safe, volatile: [clock]}", "safe"),  # not used there, which a warning says
+    ],
+)
+def test_check_shows_how_each_team_s_prompts_are_laid_out(
+    file: Path, layout: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(edited("{organisation: acme}", f"{{organisation: acme, layout: {layout}}}"))
+    assert main(["check", "-c", str(file)]) == 0
+    assert f"  research  acme          {shown}\n" in capsys.readouterr().out
+
+
+def test_check_shows_who_shares_a_pool_s_cache(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(edited("  fast:\n", "  fast:\n    cache_isolation: none\n"))
+    assert main(["check", "-c", str(file)]) == 0
+    shared = [line for line in capsys.readouterr().out.splitlines() if "cached prompts" in line]
+    assert shared == [
+        "    cached prompts are shared within a team",
+        "    cached prompts are shared by everybody",
+    ]
+
+
+def test_check_shows_volatile_text_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = "{level: declared, volatile: [clock, {pattern: '^Build: .+'}]}"
+    file.write_text(edited("{organisation: acme}", f"{{organisation: acme, layout: {layout}}}"))
+    assert main(["check", "-c", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["teams"]["research"]["layout"] == {
+        "level": "declared",
+        "volatile": [{"kind": "clock"}, {"pattern": "^Build: .+"}],
+    }
 
 
 def test_check_warns_and_still_succeeds(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ def team(layout: str) -> Team:
 def test_a_level_may_stand_alone_or_in_a_section() -> None:
     for level in Level:
         assert team(level).layout == team(f"{{level: {level}}}").layout == level
-    assert team("{volatile: [clock]}").layout == "off"
+    assert team("{volatile: [clock]}").layout == read_text(VALID).config.teams["research"].layout == "safe"
 
 
 def test_volatile_text_is_named_by_kind_or_by_pattern() -> None:

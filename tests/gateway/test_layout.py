@@ -265,4 +265,4 @@ async def test_messages_no_reader_understands_pass(safe: Gateway, upstream: Upst
 
 def test_the_levels_of_the_configuration_are_those_of_the_gateway() -> None:
     assert LEVELS == ("off", "safe", "declared", "learned")
-    assert Team("research", "acme").layout == "off"
+    assert Team("research", "acme").layout == "safe"

@@ -165,7 +165,7 @@ def _restored(texts: list[str], words: list[str], ours: list[str]) -> list[str]:
     found = []
     for text, own in zip(texts, ours, strict=True):
         while PLACEHOLDER in text and PLACEHOLDER not in own:
-            text = text.replace(PLACEHOLDER, queue.pop(0), 1)  # noqa: PLW2901
+            text = text.replace(PLACEHOLDER, queue.pop(0), 1)  # noqa: PLW2901 - it grows in place
         found.append(text)
     assert queue == []
     return found
