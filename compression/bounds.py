@@ -15,7 +15,6 @@ import msgspec
 
 from ctxgate.compression.diverge import common_prefix
 from ctxgate.compression.divergence import DivergenceKind
-from ctxgate.compression.sent import WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from ctxgate.compression.sent import Outline
     from ctxgate.inference.wire import Body
 
-DECODED: Final = 16  # pairs of messages; more of them count as if they could be the same
-_DECODED_BYTES: Final = 2**16  # of one message
+DECODED: Final = 8  # pairs of messages; those behind them count as if they could be the same
+_DECODED_BYTES: Final = 2**14  # of one message; a longer one counts so too
 _OF_MESSAGES: Final = frozenset(
     {
         DivergenceKind.SYSTEM_CHANGED,
@@ -67,7 +66,7 @@ def at_most(coarse: Divergence, before: Body, after: Body, one: Outline, two: Ou
     at = coarse.index
     if at is None or coarse.kind not in _OF_MESSAGES or one.order is not None or two.order is not None:
         return None
-    if max(at, 0) >= min(one.messages, two.messages):
+    if at >= min(one.messages, two.messages):
         return None
     ones, twos = before.items("messages")[at:], after.items("messages")[at:]
     if not says_something_else(ones[0], twos[0]):
@@ -75,9 +74,7 @@ def at_most(coarse: Divergence, before: Body, after: Body, one: Outline, two: Ou
     a, b = bytes(ones[0]), bytes(twos[0])
     offset = common_prefix(a, b)
     held = _suffix(a, b, offset) + _held_at_most(ones, twos, one, two, at)
-    return replace(
-        coarse, offset=offset, kept_bytes=coarse.kept_bytes + offset, avoidable_bytes=held
-    )
+    return replace(coarse, offset=offset, kept_bytes=coarse.kept_bytes + offset, avoidable_bytes=held)
 
 
 def says_something_else(before: Raw, after: Raw) -> bool:
@@ -116,20 +113,16 @@ def _suffix(a: bytes, b: bytes, start: int) -> int:
     return common_prefix(a[start:][::-1], b[start:][::-1])
 
 
-def _held_at_most(
-    ones: Sequence[Raw], twos: Sequence[Raw], one: Outline, two: Outline, at: int
-) -> int:
+def _held_at_most(ones: Sequence[Raw], twos: Sequence[Raw], one: Outline, two: Outline, at: int) -> int:
     """Bytes of the second prompt's messages, from the differing one on, that the first may hold too."""
     known = frozenset(one.digests(one.tools + at))
-    digests, sizes = two.digests(two.tools + at), two.sizes[two.tools + at :]
-    total = 0
-    for number, (digest, size) in enumerate(zip(digests, sizes, strict=True)):
-        if digest not in known and number:
-            if number >= len(ones):
-                continue
-            if number < DECODED and says_something_else(ones[number], twos[number]):
-                continue
-        elif not number and digest not in known:
-            continue
-        total += size
-    return total
+    sizes = two.sizes[two.tools + at :]
+    new = [number for number, digest in enumerate(two.digests(two.tools + at)) if digest not in known]
+    certain = [
+        number
+        for number in new
+        if not number
+        or number >= len(ones)
+        or (number < DECODED and says_something_else(ones[number], twos[number]))
+    ]
+    return sum(sizes) - sum(sizes[number] for number in certain)

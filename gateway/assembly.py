@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ctxgate.gateway.cache_salt import SECRET_BYTES, Salts, kept_secret
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.forms import Forms
+from ctxgate.gateway.housekeeping import forget_forms
 from ctxgate.gateway.layout import LayoutStage
 from ctxgate.gateway.services import Services, unix_us
 from ctxgate.gateway.stores.sqlite import SqliteLedger
@@ -55,9 +56,12 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
     telemetry = Telemetry()
     layout = LayoutStage(Forms(ledger.forms), lambda reason: telemetry.layout_dropped.labels(reason).inc())
     services = Services(config, keys, ledger, client, Fleet(config.pools), telemetry, layout, Salts(secret))
+    forgetting = asyncio.create_task(forget_forms(ledger.forms, config.forms_days, unix_us))
     try:
         yield services
     finally:
+        forgetting.cancel()
+        await asyncio.gather(forgetting, return_exceptions=True)
         await asyncio.gather(*services.background, return_exceptions=True)
         await client.close()
         await ledger.close()

@@ -156,7 +156,7 @@ class Attempt:
         usage = self._booking.noted(
             metering.usage_of_answer(facts, self._terms.dialect, self._inbound.surface, self._booking.basis())
         )
-        await self._services.misses.compared(self._held)
+        await self._services.misses.compared(self._held, usage)
         cause = self._off.cause
         if cause is not Cause.CLIENT_GONE and not metering.was_aborted(facts.finish_reasons):
             cause = None  # the answer was whole before the engine heard of it
@@ -203,7 +203,6 @@ class Attempt:
             self._off.wait_at_most(idle_s)
         if (tail := passing.close()) and self._off.cause is None:
             await self._reply.write(tail)
-        await self._services.misses.compared(self._held)
         answered = await self._stream_ended(reader, clean_eof=True)
         await response.drain(_AFTER_DONE_S)  # only the body's end is left: then its connection is used again
         return answered
@@ -221,6 +220,7 @@ class Attempt:
             Ending.TRUNCATED: Outcome.TRUNCATED,
         }[ended]
         usage = self._booking.usage_of(reader)
+        await self._services.misses.compared(self._held, usage)
         if self._off.cause is not None and ended is not Ending.ERROR:
             outcome = _CALLED_OFF[self._off.cause]
         elif not reader.content_events and 400 <= (error_code(reader.error) or 0) < 500:

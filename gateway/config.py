@@ -77,7 +77,7 @@ class Team:
 
     name: str
     organisation: str
-    layout: str = "off"  # the highest layout level of its requests, one of compression.policy.Level
+    layout: str = "safe"  # the highest layout level of its requests, one of compression.policy.Level
     kinds: frozenset[VolatileKind] = frozenset()  # volatile text of the head, by the detector's kinds
     patterns: tuple[re.Pattern[str], ...] = ()  # and by expressions
 
@@ -105,4 +105,5 @@ class Config:
     keys: tuple[Key, ...]
     docs: bool = True
     teams: Mapping[str, Team] = field(default_factory=dict)
+    forms_days: int = 30  # how long an unused form is kept
     cache_salt_secret: bytes | None = field(default=None, repr=False)  # None: the store keeps one

@@ -41,7 +41,14 @@ LISTEN_SECTION: Final = Section((HOST, PORT))
 
 # store
 SQLITE: Final = Field("sqlite", FILE_PATH, "The SQLite file of the ledger.", "ctxgate.db")
-STORE_SECTION: Final = Section((SQLITE,))
+FORMS_DAYS: Final = Field(
+    "forms_days",
+    whole(1, 3650),
+    "How long the first-seen texts of tools and tool calls are kept after their last use. They lie in the "
+    "ledger's file.",
+    30,
+)
+STORE_SECTION: Final = Section((SQLITE, FORMS_DAYS))
 
 # limits; the defaults are those of `config.Limits`
 MAX_BODY: Final = Field(
@@ -221,7 +228,7 @@ LAYOUT_LEVEL: Final = Field(
     "volatile, by `volatile` or by the client's marks, moves from where it stands to a note at the end of "
     "the last user turn. `learned`: so do blocks of the leading system messages that were seen to change. "
     "A request may ask for less with `x-ctxgate-layout`.",
-    Level.OFF.value,
+    Level.SAFE.value,
 )
 VOLATILE_KIND: Final = Field(
     "kind", choice(*VolatileKind), "What the detector finds of this kind, such as `clock` or `git`."
@@ -245,7 +252,7 @@ LAYOUT: Final = Field(
     "layout",
     Short(LAYOUT_SECTION, LAYOUT_LEVEL),
     "How prompts are laid out for the prefix cache.",
-    default_text="`off`",
+    default_text="`safe`",
 )
 TEAM_SECTION: Final = Section((ORGANISATION, LAYOUT), {"organization": "is spelled organisation here"})
 KEY_ID: Final = Field(

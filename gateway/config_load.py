@@ -99,6 +99,7 @@ def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
     return Config(
         listen=_listen(root.get(f.LISTEN)),
         store=folder / (f.SQLITE.default if store is None else store[f.SQLITE]),
+        forms_days=f.FORMS_DAYS.default if store is None else store[f.FORMS_DAYS],
         limits=_limits(root.get(f.LIMITS)),
         pools=MappingProxyType(
             {name: _pool(name, pool.value, environ) for name, pool in root[f.POOLS].found.items()}

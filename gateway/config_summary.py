@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.policy import Level, Policy
 from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ctxgate.gateway.config import Config, Listen, Pool
+    from ctxgate.gateway.config import Config, Listen, Pool, Team
     from ctxgate.inference.rates import Rates
 
 _SHARED: Final = {"team": "within a team", "organisation": "within an organisation", "none": "by everybody"}
@@ -30,7 +31,7 @@ def as_json(config: Config) -> dict[str, object]:
             name: {"pools": list(model.pools), "served_name": model.served_name or name}
             for name, model in config.models.items()
         },
-        "teams": {name: {"organisation": team.organisation} for name, team in config.teams.items()},
+        "teams": {name: _team_json(team) for name, team in config.teams.items()},
         "keys": [{"id": key.key_id, "team": key.team} for key in config.keys],
         "docs": config.docs,
     }
@@ -52,6 +53,19 @@ def _pool_json(pool: Pool) -> dict[str, object]:
         "usage_convention": pool.usage_convention,
         "cache_isolation": pool.cache_isolation,
         "probe": pool.probe,
+    }
+
+
+def _team_json(team: Team) -> dict[str, object]:
+    return {
+        "organisation": team.organisation,
+        "layout": {
+            "level": team.layout,
+            "volatile": [
+                *({"kind": kind} for kind in sorted(team.kinds)),
+                *({"pattern": pattern.pattern} for pattern in team.patterns),
+            ],
+        },
     }
 
 
@@ -79,6 +93,9 @@ def _lines(config: Config, file: str) -> Iterator[str]:
     for model in config.models.values():
         served = f", served as {model.served_name}" if model.served_name else ""
         yield f"  {model.name}: {', '.join(model.pools)}{served}"
+    yield ""
+    yield "teams"
+    yield from _team_lines(config)
     yield ""
     yield "keys"
     yield from _key_lines(config)
@@ -109,6 +126,24 @@ def _pool_lines(pool: Pool) -> Iterator[str]:
             for rates in version
         ],
     )
+
+
+def _team_lines(config: Config) -> Iterator[str]:
+    if not config.teams:
+        yield "  none"
+        return
+    rows = [(team.name, team.organisation, _layout_text(team)) for team in config.teams.values()]
+    yield from _table(("name", "organisation", "layout"), rows, indent="  ", right=False)
+
+
+def _layout_text(team: Team) -> str:
+    """The level, and what is declared volatile where the level moves it."""
+    declared: list[str] = sorted(team.kinds)
+    if team.patterns:
+        declared.append(f"{len(team.patterns)} expression{'' if len(team.patterns) == 1 else 's'}")
+    if not declared or not Policy(Level(team.layout)).moves():
+        return team.layout
+    return f"{team.layout}; volatile: {', '.join(declared)}"
 
 
 def _key_lines(config: Config) -> Iterator[str]:

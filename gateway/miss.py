@@ -112,6 +112,23 @@ def verdict(evidence: Evidence) -> Miss | None:
     return max(found, key=lambda miss: miss.avoidable_tokens or 0, default=None)
 
 
+def bounded(evidence: Evidence, most: Divergence | None) -> Evidence | None:
+    """Evidence that gives the verdict of an exact difference where only a coarse one is known.
+
+    `most` is the coarse difference with the bytes of the exact one at most, or None: see `bounds`. None
+    where the exact one must be known.
+    """
+    before, expected, coarse = evidence.before, evidence.expected, evidence.difference
+    if most is None and coarse is not None:
+        if before is not None and before.place != evidence.place:
+            return None
+        if expected is not None and expected.tokens > evidence.cached:
+            return None
+        most = replace(coarse, kept_bytes=0, avoidable_bytes=evidence.size)
+    loosest = replace(evidence, difference=most)
+    return loosest if _by_content(loosest) is None else None
+
+
 def not_reported(before: Before | None, expected: Expected | None) -> Miss | None:
     """The miss of an engine that does not tell its hits: one where a hit was to be expected."""
     if before is None and (expected is None or not expected.tokens):

@@ -1,8 +1,8 @@
 """Explains the misses of requests that pass: what each should find in the cache, and why it did not.
 
 Per request: a hash over the bytes of its messages, look-ups for those that are new. Bodies are compared
-only where digests say that the prompt left the one before it; small ones at once, large ones in a thread,
-and nothing but the end of an answer ever waits for that, for a moment.
+only where digests say that the prompt left the one before it and a miss hangs on how; small ones at once,
+large ones in a thread, and nothing but the end of an answer ever waits for that, for a moment.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.bounds import at_most
 from ctxgate.compression.diverge import diverge
-from ctxgate.compression.divergence import DivergenceKind
 from ctxgate.compression.previous import Owner, Previous, goes_on
-from ctxgate.compression.sent import Digester, first_difference
+from ctxgate.compression.sent import Digester, extends, first_difference
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.metering import prompt_count
-from ctxgate.gateway.miss import Evidence, Miss, not_reported, verdict
+from ctxgate.gateway.miss import Evidence, Miss, bounded, not_reported, verdict
 from ctxgate.gateway.seen import Comparison, Seen
 from ctxgate.inference import wire
 from ctxgate.inference.rates import miss_nano
@@ -91,32 +91,53 @@ class Misses:
             return None
 
     def _expect(self, seen: Seen, place: Place) -> Expected | None:
-        expected = self.index.expected(place, seen.sent.chain)
-        if expected is None or seen.before is None or seen.before.place != place or not seen.before.tokens:
+        expected, before, comparison = (
+            self.index.expected(place, seen.sent.chain),
+            seen.before,
+            seen.comparison,
+        )
+        if expected is None or before is None or comparison is None:
             return expected
-        if seen.comparison is None or not seen.comparison.exact or seen.comparison.best.rendered:
+        same_place = before.place == place and bool(before.tokens)
+        if comparison.most is None and same_place:  # it may be no difference at all
+            self._compare(comparison)
+        elif self._is_large(comparison) and (prompt := _foretold(seen)):  # beside the engine's work
+            evidence = self._evidence(seen, place, prompt, expected.tokens, expected)
+            if bounded(evidence, comparison.most) is None:
+                self._compare(comparison)
+        if not same_place or not comparison.exact or comparison.best.rendered:
             return expected
         # Other bytes, the same prompt: it goes on from the one before, which the index cannot know.
-        tokens = max(expected.tokens, self.index.whole_blocks(place, seen.before.tokens))
+        tokens = max(expected.tokens, self.index.whole_blocks(place, before.tokens or 0))
         return replace(expected, tokens=tokens, counted=True)
 
     def _foreseen(self, held: Held) -> Miss | None:
         seen, expected = held.routed.planned.seen, held.expected
-        prompt = held.attempt.estimated_prompt_tokens
         if seen is None or seen.before is None or expected is None:
             return None
-        if seen.before.tokens is not None and seen.before.outline.size:
-            prompt = seen.sent.outline.size * seen.before.tokens // seen.before.outline.size
-        if not prompt:
-            return None
-        return verdict(self._evidence(held, seen, prompt, expected.tokens))
+        prompt = _foretold(seen) or held.attempt.estimated_prompt_tokens
+        return self._judged(held, seen, prompt, expected.tokens) if prompt else None
 
-    async def compared(self, held: Held) -> None:
-        """Wait a moment for a comparison that is under way."""
+    async def compared(self, held: Held, usage: Usage) -> None:
+        """Wait a moment for the comparison that the miss of an attempt hangs on, where it is a long one."""
         seen = held.routed.planned.seen
-        reading = None if seen is None or seen.comparison is None else seen.comparison.reading
-        if reading is not None:
-            await asyncio.wait({asyncio.ensure_future(reading)}, timeout=LAST_WAIT_S)
+        comparison = None if seen is None else seen.comparison
+        if seen is None or comparison is None or comparison.exact:
+            return
+        if comparison.reading is None:
+            try:
+                self._compare_if_missed(held, seen, comparison, usage)
+            except Exception as error:  # noqa: BLE001 - nor may it keep an answer from its client
+                self._defect("compare", error)
+        if comparison.reading is not None:
+            await asyncio.wait({asyncio.ensure_future(comparison.reading)}, timeout=LAST_WAIT_S)
+
+    def _compare_if_missed(self, held: Held, seen: Seen, comparison: Comparison, usage: Usage) -> None:
+        prompt, cached = _counted(usage)
+        if prompt and cached is not None and self._is_large(comparison):
+            evidence = self._evidence(seen, _place(held), prompt, cached, held.expected)
+            if bounded(evidence, comparison.most) is None:
+                self._compare(comparison)
 
     def settled(self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None) -> Miss | None:
         """Why the attempt missed what it could have found, None where it did not, or never ran.
@@ -145,25 +166,39 @@ class Misses:
         before = self._previous.find(owner, sent)
         comparison = None
         if before is not None and inbound.surface is Surface.CHAT:
-            comparison = self._compare(before, sent, body)
-        return Seen(owner, sent, body.raw, before, comparison)
+            comparison = self._by_digests(before, sent, body)
+        return Seen(owner, sent, body, before, comparison)
 
-    def _compare(self, before: Before, sent: Sent, body: Body) -> Comparison | None:
-        coarse = first_difference(before.outline, sent.outline)
-        if coarse.kind is DivergenceKind.EXTENDS:
+    def _by_digests(self, before: Before, sent: Sent, body: Body) -> Comparison | None:
+        if extends(before.outline, sent.outline):
             return None
-        comparison = Comparison(coarse)
+        coarse = first_difference(before.outline, sent.outline)
         raw = self._previous.body(before)
         if raw is None:
-            return comparison
-        if len(raw) + len(body.raw) <= self._compared_at_once:
-            comparison.read(_difference(raw, body.raw))
-            return comparison
+            return Comparison(coarse)
+        earlier = self._previous.parsed(before) or wire.parse(raw)
+        most = at_most(coarse, earlier, body, before.outline, sent.outline)
+        return Comparison(coarse, (earlier, body), most)
+
+    def _is_large(self, comparison: Comparison) -> bool:
+        bodies = comparison.bodies
+        return bodies is not None and sum(len(body.raw) for body in bodies) > self._compared_at_once
+
+    def _compare(self, comparison: Comparison) -> None:
+        """Compare the bytes, once: at once, or in a thread where there are many."""
+        if comparison.bodies is None or comparison.reading is not None:
+            return
+        if not self._is_large(comparison):
+            try:
+                comparison.read(_difference(*comparison.bodies))
+            except Exception as error:  # noqa: BLE001 - what digests tell is left
+                comparison.bodies = None
+                self._defect("compare", error)
+            return
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(None, _difference, raw, body.raw)
+        reading = loop.run_in_executor(None, _difference, *comparison.bodies)
         reading.add_done_callback(lambda done: self._read(comparison, done))
         comparison.reading = reading
-        return comparison
 
     def _read(self, comparison: Comparison, done: asyncio.Future[Divergence]) -> None:
         if done.cancelled():
@@ -179,12 +214,11 @@ class Misses:
         prompt, cached = _counted(usage)
         if not prompt:
             return None
-        place = (held.attempt.pool, held.attempt.replica)
+        place = _place(held)
         if cached is None:
             miss = not_reported(seen.before, held.expected)
         else:
-            evidence = self._evidence(held, seen, prompt, cached)
-            miss = verdict(replace(evidence, rewrites=findings is not None and _rewrites(findings)))
+            miss = self._judged(held, seen, prompt, cached, findings)
             if miss is not None and miss.avoidable_tokens is not None:
                 day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
@@ -193,16 +227,42 @@ class Misses:
         self._previous.keep(
             seen.owner,
             seen.sent,
-            seen.body,
+            seen.body.raw,
             seen.before,
             place=place,
             tokens=prompt,
             now_us=now_us,
+            parsed=seen.body,
         )
         return miss
 
-    def _evidence(self, held: Held, seen: Seen, prompt: int, cached: int) -> Evidence:
-        place = (held.attempt.pool, held.attempt.replica)
+    def _judged(
+        self, held: Held, seen: Seen, prompt: int, cached: int, findings: Findings | None = None
+    ) -> Miss | None:
+        """The verdict, by the bytes of the two bodies where it hangs on them."""
+        place, expected, comparison = _place(held), held.expected, seen.comparison
+        if comparison is None and (seen.before is None or seen.before.place == place):
+            if expected is None or expected.tokens <= cached:
+                return None  # as most requests are: nothing differs, and all was found
+        rewrites = findings is not None and _rewrites(findings)
+        evidence = self._evidence(seen, place, prompt, cached, expected, rewrites=rewrites)
+        if comparison is None or comparison.exact or comparison.bodies is None:
+            return verdict(evidence)
+        if (sure := bounded(evidence, comparison.most)) is not None:
+            return verdict(sure)
+        self._compare(comparison)
+        return verdict(replace(evidence, difference=comparison.best, exact=comparison.exact))
+
+    def _evidence(
+        self,
+        seen: Seen,
+        place: Place,
+        prompt: int,
+        cached: int,
+        expected: Expected | None,
+        *,
+        rewrites: bool = False,
+    ) -> Evidence:
         outline, comparison = seen.sent.outline, seen.comparison
         return Evidence(
             place,
@@ -215,7 +275,8 @@ class Misses:
             before=seen.before,
             difference=None if comparison is None else comparison.best,
             exact=comparison is not None and comparison.exact,
-            expected=held.expected,
+            expected=expected,
+            rewrites=rewrites,
             goes_on=seen.before is not None and goes_on(seen.before, outline),
         )
 
@@ -225,9 +286,21 @@ class Misses:
         self._failed()
 
 
-def _difference(before: bytes, after: bytes) -> Divergence:
+def _difference(before: Body, after: Body) -> Divergence:
     """The first difference that reaches the prompt, as exact as bytes tell."""
-    return diverge(wire.parse(before), wire.parse(after), rendered_only=True)
+    return diverge(before, after, rendered_only=True)
+
+
+def _place(held: Held) -> Place:
+    return held.attempt.pool, held.attempt.replica
+
+
+def _foretold(seen: Seen) -> int | None:
+    """A prompt's tokens, at the ratio of the request before it; None without one that was counted."""
+    before = seen.before
+    if before is None or before.tokens is None or not before.outline.size:
+        return None
+    return seen.sent.outline.size * before.tokens // before.outline.size
 
 
 def _rewrites(findings: Findings) -> bool:

@@ -11,22 +11,27 @@ if TYPE_CHECKING:
     from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.previous import Before, Owner
     from ctxgate.compression.sent import Sent
+    from ctxgate.inference.wire import Body
 
 
 @dataclass(slots=True)
 class Comparison:
     """Where a prompt leaves the one before it: from digests at once, from the bytes when they are read.
 
-    `exact` says that the bytes were. `reading`: the comparison of large ones, under way or done.
+    `exact` says that the bytes were. `bodies`: the two, None where the earlier one is gone or both are
+    read. `most`: the difference with the bytes that reading may find at most, None where it may find
+    another one. `reading`: the comparison of large ones, under way or done.
     """
 
     best: Divergence
+    bodies: tuple[Body, Body] | None = None
+    most: Divergence | None = None
     exact: bool = False
     reading: Awaitable[Divergence] | None = None
 
     def read(self, found: Divergence) -> None:
         """Take the exact difference."""
-        self.best, self.exact = found, True
+        self.best, self.exact, self.bodies = found, True, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,6 @@ class Seen:
 
     owner: Owner
     sent: Sent
-    body: bytes = field(repr=False)
+    body: Body = field(repr=False)
     before: Before | None
     comparison: Comparison | None

@@ -40,11 +40,10 @@ class Use(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A prompt's tokens up to an element, counted by the engine or apportioned, and its last use."""
+    """A prompt's tokens up to an element, counted by the engine or apportioned."""
 
     tokens: int
     counted: bool
-    use: Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +63,46 @@ class Expected:
 
 
 class _Known:
-    """The points of one place, in two generations: what is not read for a whole one is forgotten."""
+    """The points of one place, in two generations: what is not read for a whole one is forgotten.
 
-    __slots__ = ("common", "hits", "old", "told", "written", "young")
+    Each use of a prompt is noted at all of its points at once.
+    """
+
+    __slots__ = ("common", "hits", "old", "old_uses", "told", "uses", "written", "young")
 
     def __init__(self) -> None:
         self.young: dict[bytes, Point] = {}
         self.old: dict[bytes, Point] = {}
+        self.uses: dict[bytes, Use] = {}
+        self.old_uses: dict[bytes, Use] = {}
         self.written = 0  # tokens computed, not found
         self.common = 0  # greatest common divisor of the hits reported
         self.hits: set[int] = set()  # different ones, as far as they are needed
         self.told: int | None = None  # the block, as the engine's configuration has it
 
-    def get(self, link: bytes) -> Point | None:
-        return self.young.get(link) or self.old.get(link)
+    def get_all(self, chain: Sequence[bytes]) -> list[Point | None]:
+        points = [*map(self.young.get, chain)]
+        if None in points and self.old:
+            points = [point or self.old.get(link) for link, point in zip(chain, points, strict=True)]
+        return points
 
-    def deepest(self, chain: Sequence[bytes]) -> tuple[int, Point] | None:
+    def deepest(self, chain: Sequence[bytes]) -> tuple[int, Point, Use] | None:
+        young, old = self.young, self.old
         for at in range(len(chain) - 1, -1, -1):
-            point = self.get(chain[at])
-            if point is not None:
-                return at, point
+            link = chain[at]
+            if link in young:
+                return at, young[link], self.uses[link]
+            if link in old:
+                return at, old[link], self.old_uses[link]
         return None
+
+    def put(self, chain: Sequence[bytes], points: Sequence[Point], use: Use) -> None:
+        self.young.update(zip(chain, points, strict=True))
+        self.uses.update(dict.fromkeys(chain, use))
+
+    def age(self) -> None:
+        self.old, self.young = self.young, {}
+        self.old_uses, self.uses = self.uses, {}
 
 
 class PrefixIndex:
@@ -105,11 +123,10 @@ class PrefixIndex:
         found = None if known is None else known.deepest(chain)
         if known is None or found is None:
             return None
-        at, point = found
+        at, point, use = found
         whole = at == len(chain) - 1
         tokens = self.whole_blocks(place, point.tokens - whole)
-        foreign = known.written - point.use.written
-        return Expected(tokens, at + 1, point.counted, point.use.at_us, foreign)
+        return Expected(tokens, at + 1, point.counted, use.at_us, known.written - use.written)
 
     def learn(
         self,
@@ -127,22 +144,21 @@ class PrefixIndex:
         """
         if not chain or len(chain) > self._half:
             return
-        known = self._places.setdefault(place, _Known())
+        known = self._known(place)
         if len(known.young) + len(chain) > self._half:
-            known.old, known.young = known.young, {}
+            known.age()
         if cached:
             known.common = gcd(known.common, cached)
             if len(known.hits) < _ENOUGH_HITS:
                 known.hits.add(cached)
-        points = [known.get(link) for link in chain]
+        points = known.get_all(chain)
         self._correct(points, cached)
         known.written += max(prompt - (cached or 0), 0)
-        use = Use(now_us, known.written)
-        known.young.update(zip(chain, _apportioned(points, sizes, prompt, use), strict=True))
+        known.put(chain, _apportioned(points, sizes, prompt), Use(now_us, known.written))
 
     def tell_block(self, place: Place, tokens: int | None) -> None:
         """Note what a replica's configuration says of its block; None where it says nothing."""
-        self._places.setdefault(place, _Known()).told = tokens
+        self._known(place).told = tokens
 
     def block(self, place: Place) -> int:
         """Tokens of a cache block there: learned from the hits reported, else as told, else 16."""
@@ -156,6 +172,12 @@ class PrefixIndex:
         """Tokens rounded down to blocks; never negative."""
         block = self.block(place)
         return max(tokens, 0) // block * block
+
+    def _known(self, place: Place) -> _Known:
+        known = self._places.get(place)
+        if known is None:
+            known = self._places[place] = _Known()
+        return known
 
     def _known_block(self, place: Place) -> int | None:
         known = self._places.get(place)
@@ -171,11 +193,11 @@ class PrefixIndex:
         if at is None or point is None or point.counted or not cached or at == len(points) - 1:
             return
         if point.tokens <= 2 * cached <= 4 * point.tokens:  # else part of it was not in the cache any more
-            points[at] = Point(cached, True, point.use)
+            points[at] = Point(cached, True)
 
 
-def _apportioned(points: Sequence[Point | None], sizes: Sequence[int], prompt: int, use: Use) -> list[Point]:
-    """Every point of a prompt, used now; those behind the last one counted share the rest by bytes."""
+def _apportioned(points: Sequence[Point | None], sizes: Sequence[int], prompt: int) -> list[Point]:
+    """Every point of a prompt; those behind the last one counted share the rest by bytes."""
     begin, start = 0, 0
     for at in range(len(points) - 2, -1, -1):
         point = points[at]
@@ -184,10 +206,19 @@ def _apportioned(points: Sequence[Point | None], sizes: Sequence[int], prompt: i
             break
     ends = list(accumulate(sizes[begin:]))
     rest, size = prompt - start, max(ends[-1], 1)
-    behind = [Point(start + rest * end // size, False, use) for end in ends]
-    behind[-1] = Point(prompt, True, use)
-    tokens, before = 0, []
-    for point in points[:begin]:  # a forgotten one holds at least what the one before it did
-        tokens = tokens if point is None else max(tokens, min(point.tokens, start))
-        before.append(Point(tokens, point is not None and point.counted, use))
-    return before + behind
+    behind = [Point(start + rest * end // size, False) for end in ends]
+    behind[-1] = Point(prompt, True)
+    return _rising(points[:begin], start) + behind
+
+
+def _rising(points: Sequence[Point | None], most: int) -> list[Point]:
+    """Points of which none has fewer tokens than the one before it; mostly they are that already."""
+    known = [point for point in points if point is not None]
+    told = [point.tokens for point in known]
+    if len(known) == len(points) and told == sorted(told) and max(told, default=0) <= most:
+        return known
+    tokens, risen = 0, []
+    for point in points:  # a forgotten one holds at least what the one before it did
+        tokens = tokens if point is None else max(tokens, min(point.tokens, most))
+        risen.append(Point(tokens, point is not None and point.counted))
+    return risen

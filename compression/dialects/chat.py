@@ -41,6 +41,8 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _NULL: Final = b"null"
 _EMPTY: Final = b'""'
 _QUOTE: Final = 0x22
+_LIST: Final = 0x5B
+_OBJECT: Final = 0x7B
 _CACHE_MARK: Final = b"s13:cache_control"
 _MARKS: Final = (b"s7:ctxgate", _CACHE_MARK)  # these names as `canonical_form` writes them
 
@@ -181,14 +183,14 @@ def _unmarked(members: dict[str, msgspec.Raw]) -> bytes:
     """The identity of a message without the cache marks on it and on the parts of its content."""
     left = {name: value for name, value in members.items() if name != "cache_control"}
     content = left.get("content")
-    if content is not None and memoryview(content)[:1] == b"[":
+    if content is not None and memoryview(content)[0] == _LIST:
         parts = [_unmarked_part(part) for part in decoded(_ITEMS, content)]
         left["content"] = msgspec.Raw(msgspec.json.encode(parts))
     return _digest(canonical_form(msgspec.json.encode(left)), b"ctxgate message")
 
 
 def _unmarked_part(part: msgspec.Raw) -> msgspec.Raw | dict[str, msgspec.Raw]:
-    if memoryview(part)[:1] != b"{":
+    if memoryview(part)[0] != _OBJECT:
         return part
     return {name: value for name, value in decoded(_MEMBERS, part).items() if name != "cache_control"}
 

@@ -96,7 +96,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX attempts_time ON attempts (opened_at_us)",
     ),
     (_FORMS,),
-    tuple(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _MISSES),
+    (
+        *(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _MISSES),
+        "CREATE INDEX forms_seen ON forms (seen_us)",
+    ),
 )
 """Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
 

@@ -96,3 +96,36 @@ async def test_a_closed_store_says_so(opened: Opened) -> None:
         await store.claim("t", {A: b"one"}, (), 1)
     with pytest.raises(LedgerError):
         await store.claim("t", {}, (A,), 1)
+
+
+DAY = 86_400_000_000
+
+
+async def test_what_nobody_used_for_long_is_forgotten(opened: Opened) -> None:
+    async with opened() as store:
+        await store.claim("t", {A: b"one", B: b"two"}, (), 10 * DAY)
+        await store.claim("t", {C: b"three"}, (), 20 * DAY)
+        assert await store.forget(10 * DAY, 100) == 0
+        assert await store.forget(10 * DAY + 1, 100) == 2
+        assert await store.claim("t", {}, (A, B, C), 20 * DAY) == {C: b"three"}
+        assert await store.claim("t", {A: b"anew"}, (), 21 * DAY) == {A: b"anew"}
+
+
+async def test_use_is_noted_by_claims_and_by_reads(opened: Opened) -> None:
+    async with opened() as store:
+        await store.claim("t", {A: b"one", B: b"two", C: b"three"}, (), 1 * DAY)
+        await store.claim("t", {A: b"other"}, (), 9 * DAY)
+        assert await store.claim("t", {}, (B,), 9 * DAY) == {B: b"two"}
+        assert await store.forget(8 * DAY, 100) == 1
+        assert await store.claim("t", {}, (A, B, C), 9 * DAY) == {A: b"one", B: b"two"}
+
+
+async def test_the_longest_unused_go_first_and_reserved_tenants_keep_theirs(opened: Opened) -> None:
+    async with opened() as store:
+        await store.claim("/ctxgate", {A: b"secret"}, (), 1 * DAY)
+        for day, key in ((3, C), (1, A), (2, B)):
+            await store.claim("t", {key: b"text"}, (), day * DAY)
+        assert await store.forget(9 * DAY, 2) == 2
+        assert set(await store.claim("t", {}, (A, B, C), 3 * DAY)) == {C}
+        assert await store.forget(9 * DAY, 2) == 1
+        assert await store.claim("/ctxgate", {}, (A,), 9 * DAY) == {A: b"secret"}
