@@ -8,34 +8,24 @@ Cost: the differing messages are decoded, and only the first few of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ctxgate.compression.diverge import common_prefix
-from ctxgate.compression.divergence import DivergenceKind
+from ctxgate.compression.divergence import Divergence, DivergenceKind
+from ctxgate.compression.sent import WIDTH, common_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from msgspec import Raw
 
-    from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.sent import Outline
     from ctxgate.inference.wire import Body
 
 DECODED: Final = 8  # pairs of messages; those behind them count as if they could be the same
 _DECODED_BYTES: Final = 2**14  # of one message; a longer one counts so too
-_OF_MESSAGES: Final = frozenset(
-    {
-        DivergenceKind.SYSTEM_CHANGED,
-        DivergenceKind.HISTORY_EDITED,
-        DivergenceKind.HISTORY_REORDERED,
-        DivergenceKind.HISTORY_TRUNCATED,
-    }
-)
-_ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Function(msgspec.Struct):
@@ -48,33 +38,41 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: msgspec.Raw = _ABSENT
-    tool_calls: msgspec.Raw = _ABSENT
+    content: str | list[msgspec.Raw] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 _MESSAGE: Final = msgspec.json.Decoder(_Message)
-_CALLS: Final = msgspec.json.Decoder(list[_Call])
-_TEXT: Final = msgspec.json.Decoder(str)
 _ANY: Final = msgspec.json.Decoder()
 
 
-def at_most(coarse: Divergence, before: Body, after: Body, one: Outline, two: Outline) -> Divergence | None:
-    """A difference found by digests, with the bytes that an exact comparison would find at most.
+def at_most(before: Body, after: Body, one: Outline, two: Outline) -> Divergence | None:
+    """The first difference, with as many bytes held behind it as an exact comparison would find at most.
 
-    None where the exact difference may be another one, or none that reaches the prompt.
+    Its place and its `kept_bytes` are exact, its kind is a coarse one. None where the exact difference
+    may be another one, or none that reaches the prompt.
     """
-    at = coarse.index
-    if at is None or coarse.kind not in _OF_MESSAGES or one.order is not None or two.order is not None:
+    at = common_prefix(one.elements, two.elements) // WIDTH
+    index = at - two.tools
+    if one.order is not None or two.order is not None or one.tools != two.tools or one.fields != two.fields:
         return None
-    if at >= min(one.messages, two.messages):
+    if not 0 <= index < min(one.messages, two.messages):
         return None
-    ones, twos = before.items("messages")[at:], after.items("messages")[at:]
+    ones, twos = before.items("messages")[index:], after.items("messages")[index:]
     if not says_something_else(ones[0], twos[0]):
         return None
     a, b = bytes(ones[0]), bytes(twos[0])
     offset = common_prefix(a, b)
-    held = _suffix(a, b, offset) + _held_at_most(ones, twos, one, two, at)
-    return replace(coarse, offset=offset, kept_bytes=coarse.kept_bytes + offset, avoidable_bytes=held)
+    head = index < max(one.heads, two.heads)
+    return Divergence(
+        DivergenceKind.SYSTEM_CHANGED if head else DivergenceKind.HISTORY_EDITED,
+        f"messages[{index}]",
+        index,
+        offset,
+        kept_bytes=sum(two.sizes[:at]) + offset,
+        avoidable_bytes=_common_suffix(a, b, min(len(a), len(b)) - offset)
+        + _held_at_most(ones, twos, one, two, at),
+    )
 
 
 def says_something_else(before: Raw, after: Raw) -> bool:
@@ -83,11 +81,11 @@ def says_something_else(before: Raw, after: Raw) -> bool:
         return False
     try:
         one, two = _MESSAGE.decode(before), _MESSAGE.decode(after)
-        if one.content != two.content and _is_text(one.content) and _is_text(two.content):
-            return _TEXT.decode(one.content) != _TEXT.decode(two.content)
-        if one.tool_calls == two.tool_calls or not (_is_list(one.tool_calls) and _is_list(two.tool_calls)):
+        if isinstance(one.content, str) and isinstance(two.content, str) and one.content != two.content:
+            return True
+        ones, twos = one.tool_calls, two.tool_calls
+        if ones is None or twos is None:
             return False
-        ones, twos = _CALLS.decode(one.tool_calls), _CALLS.decode(two.tool_calls)
         return len(ones) != len(twos) or any(map(_is_other_call, ones, twos))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
@@ -101,28 +99,27 @@ def _is_other_call(one: _Call, two: _Call) -> bool:
     return a.arguments != b.arguments and bool(_ANY.decode(a.arguments) != _ANY.decode(b.arguments))
 
 
-def _is_text(value: Raw) -> bool:
-    return memoryview(value)[:1] == b'"'
-
-
-def _is_list(value: Raw) -> bool:
-    return memoryview(value)[:1] == b"["
-
-
-def _suffix(a: bytes, b: bytes, start: int) -> int:
-    return common_prefix(a[start:][::-1], b[start:][::-1])
+def _common_suffix(a: bytes, b: bytes, most: int) -> int:
+    """How many last bytes two texts share, up to a limit. Cheap where they are few."""
+    size = 8
+    while size < most and a[-size:] == b[-size:]:
+        size *= 8
+    size = min(size, most)
+    return common_prefix(a[len(a) - size :][::-1], b[len(b) - size :][::-1])
 
 
 def _held_at_most(ones: Sequence[Raw], twos: Sequence[Raw], one: Outline, two: Outline, at: int) -> int:
-    """Bytes of the second prompt's messages, from the differing one on, that the first may hold too."""
-    known = frozenset(one.digests(one.tools + at))
-    sizes = two.sizes[two.tools + at :]
-    new = [number for number, digest in enumerate(two.digests(two.tools + at)) if digest not in known]
-    certain = [
-        number
-        for number in new
-        if not number
-        or number >= len(ones)
-        or (number < DECODED and says_something_else(ones[number], twos[number]))
-    ]
-    return sum(sizes) - sum(sizes[number] for number in certain)
+    """Bytes of the second prompt's messages that the first may hold too, from where the two differ on."""
+    run = common_run(one, two, at + 1)
+    held = sum(two.sizes[at + 1 : at + 1 + run])
+    known = frozenset((*one.digests(at, at + 1), *one.digests(at + 1 + run)))
+    if two.message(at - two.tools) in known:
+        held += two.sizes[at]
+    for number, digest in enumerate(two.digests(at + 1 + run), 1 + run):
+        if digest in known:
+            held += two.sizes[at + number]
+        elif number < len(ones):
+            near = number < run + DECODED
+            if not (near and says_something_else(ones[number], twos[number])):
+                held += two.sizes[at + number]
+    return held

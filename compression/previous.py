@@ -12,11 +12,15 @@ What is kept is bounded: outlines by their elements, bodies by their bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ctxgate.compression.recent import Recent
+from ctxgate.compression.sent import WIDTH
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from ctxgate.compression.sent import Outline, Sent
     from ctxgate.inference.wire import Body
 
@@ -27,6 +31,7 @@ ELEMENTS: Final = 2_000_000  # of outlines, at some 30 bytes each
 BODY_BYTES: Final = 256 * 2**20
 _CONVERSATIONS: Final = 200_000  # names that lead to one
 _ELEMENT_BYTES: Final = 96  # that a parsed body takes for each element, beside its bytes
+_FIRST: Final = 4
 _WALK: Final = 256  # messages that two requests of one conversation lie apart at most
 
 
@@ -70,22 +75,18 @@ class Previous:
     def find(self, owner: Owner, sent: Sent) -> Before | None:
         """The request before this one; None for a conversation's first, or where it is forgotten."""
         tenant, outline, chain = owner.tenant, sent.outline, sent.chain
-        for at in range(len(chain) - 1, max(len(chain) - _WALK, 0), -1):
-            if (before := self._named(tenant, chain[at])) is not None:
+        for _, before in self._named(tenant, chain[: max(len(chain) - _WALK, 0) : -1]):
+            return before
+        pairs, singles = outline.last(_WALK, 2), outline.last(_WALK, 1)
+        keys: list[bytes | str] = [*pairs, *singles, owner.task]
+        for key, before in self._named(tenant, keys):
+            if key == owner.task:
+                related = _has_in_common(before.outline, outline)
+            else:
+                related = len(key) > WIDTH or _is_same_talk(before.outline, outline)
+            if related:
                 return before
-        least = max(outline.messages - _WALK, 0)
-        for at in range(outline.messages - 1, least, -1):
-            pair = outline.message(at - 1) + outline.message(at)
-            if (before := self._named(tenant, pair)) is not None:
-                return before
-        for at in range(outline.messages - 1, least - 1, -1):
-            before = self._named(tenant, outline.message(at))
-            if before is not None and _is_same_talk(before.outline, outline):
-                return before
-        before = self._named(tenant, owner.task)
-        if before is None or set(_messages(before.outline)).isdisjoint(_messages(outline)):
-            return None
-        return before
+        return None
 
     def body(self, before: Before) -> bytes | None:
         """The bytes of that request, None where they are no longer kept."""
@@ -101,18 +102,14 @@ class Previous:
         self,
         owner: Owner,
         sent: Sent,
-        body: bytes,
+        body: Body | bytes,
         before: Before | None,
         *,
         place: Place,
         tokens: int | None,
         now_us: int,
-        parsed: Body | None = None,
     ) -> None:
-        """Note a request that was sent. It takes the place of `before` where it goes on from its end.
-
-        `parsed`: the body again, where it need not be parsed when it is compared.
-        """
+        """Note a request that was sent. It takes the place of `before` where it goes on from its end."""
         outline = sent.outline
         if not outline.messages:
             return
@@ -120,16 +117,21 @@ class Previous:
         if before is not None and goes_on(before, outline):
             name = before.conversation
         self._requests.put(name, Before(name, outline, place, tokens, now_us))
-        weight = len(body) + (0 if parsed is None else _ELEMENT_BYTES * len(outline))
-        self._bodies.put(name, _Kept(body, parsed, weight))
-        last = outline.message(-1)
-        pair = (outline.message(-2) + last,) if outline.messages > 1 else ()
-        for key in (sent.chain[-1], *pair, last, owner.task):
+        if isinstance(body, bytes):
+            kept = _Kept(body, None, len(body))
+        else:
+            kept = _Kept(body.raw, body, len(body.raw) + _ELEMENT_BYTES * len(outline))
+        self._bodies.put(name, kept)
+        keys: list[bytes | str] = [sent.chain[-1], *outline.last(2, 2), *outline.last(1, 1), owner.task]
+        for key in keys:
             self._names.put((owner.tenant, key), name)
 
-    def _named(self, tenant: str, key: bytes | str) -> Before | None:
-        name = self._names.get((tenant, key))
-        return None if name is None else self._requests.get(name)
+    def _named(self, tenant: str, keys: Iterable[bytes | str]) -> Iterator[tuple[bytes | str, Before]]:
+        """The requests that these keys lead to, in the keys' order; each with its key."""
+        for key in self._names.known(zip(repeat(tenant), keys, strict=False)):
+            name = self._names.get(key)
+            if name is not None and (before := self._requests.get(name)) is not None:
+                yield key[1], before
 
 
 def goes_on(before: Before, outline: Outline) -> bool:
@@ -139,6 +141,13 @@ def goes_on(before: Before, outline: Outline) -> bool:
 
 def _messages(outline: Outline) -> list[bytes]:
     return outline.digests(outline.tools)
+
+
+def _has_in_common(one: Outline, two: Outline) -> bool:
+    """Whether any message is in both; mostly one of the first is."""
+    if any(map(two.holds, one.digests(one.tools, one.tools + _FIRST))):
+        return True
+    return not set(_messages(one)).isdisjoint(_messages(two))
 
 
 def _is_same_talk(one: Outline, two: Outline) -> bool:

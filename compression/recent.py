@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -20,7 +20,7 @@ class Recent(Generic[K, V]):
 
     __slots__ = ("_half", "_old", "_weigh", "_weight", "_young")
 
-    def __init__(self, limit: int, weigh: Callable[[V], int] = lambda _value: 1) -> None:
+    def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
         self._half = max(1, limit // 2)
         self._weigh = weigh
         self._young: dict[K, V] = {}
@@ -46,14 +46,21 @@ class Recent(Generic[K, V]):
             found[at] = self.get(keys[at])
         return found
 
+    def known(self, keys: Iterable[K]) -> Iterator[K]:
+        """Those of the keys that have a value, in their order; cheap for many that have none."""
+        young, old = self._young, self._old
+        return filter(lambda key: key in young or key in old, keys)
+
     def put(self, key: K, value: V) -> None:
         """Keep a value. One that weighs more than half of the limit is not kept."""
-        weight = self._weigh(value)
+        weigh, young = self._weigh, self._young
+        weight = 1 if weigh is None else weigh(value)
         if weight > self._half:
             return
         if self._weight + weight > self._half:
-            self._old, self._young, self._weight = self._young, {}, 0
-        if key in self._young:
-            self._weight -= self._weigh(self._young[key])
-        self._young[key] = value
+            young = {}
+            self._old, self._young, self._weight = self._young, young, 0
+        if key in young:
+            weight -= 1 if weigh is None else weigh(young[key])
+        young[key] = value
         self._weight += weight

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 import xxhash
 
-from ctxgate.compression.diff_parts import HEAD_ROLES, role
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.diverge import TEMPLATE_FIELDS, common_prefix
 from ctxgate.compression.divergence import Divergence, DivergenceKind
 from ctxgate.compression.recent import Recent
@@ -43,6 +43,13 @@ _FIELDS: Final = (
 )
 _NAMES: Final = tuple(name for name, _ in _FIELDS)
 _NULL: Final = b"null"
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+
+
+_MESSAGE: Final = msgspec.json.Decoder(_Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +87,16 @@ class Outline:
         place = (at if at < 0 else self.tools + at) % len(self.sizes) * WIDTH
         return self.elements[place : place + WIDTH]
 
-    def digests(self, start: int = 0) -> list[bytes]:
-        """The elements' digests, from one of them on."""
-        return [self.elements[at : at + WIDTH] for at in range(start * WIDTH, len(self.elements), WIDTH)]
+    def digests(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """The elements' digests, from one of them on, up to another one."""
+        end = len(self.elements) if stop is None else min(stop * WIDTH, len(self.elements))
+        return [self.elements[at : at + WIDTH] for at in range(start * WIDTH, end, WIDTH)]
+
+    def last(self, count: int, width: int) -> list[bytes]:
+        """Digests of up to `count` last messages, the last first, each behind the `width` - 1 before it."""
+        end = len(self.elements) - width * WIDTH
+        start = max(self.tools, len(self.sizes) - count) * WIDTH
+        return [self.elements[at : at + width * WIDTH] for at in range(end, start - 1, -WIDTH)]
 
     def holds(self, message: bytes) -> bool:
         """Whether a message of this digest is among the messages."""
@@ -121,21 +135,22 @@ class Digester:
     def chat(self, body: Body, messages: Sequence[msgspec.Raw], salt: str | None = None) -> Sent:
         """The outline of a chat request. `salt` is the one that goes out, None: the body's own."""
         tools = _tools(body)
-        views = [*map(memoryview, messages)]
-        digests = [*map(xxhash.xxh3_128_digest, views, repeat(self._seed))]
+        count = len(tools)
+        views = [memoryview(raw) for raw in (*tools, *messages)]
+        elements = [*map(xxhash.xxh3_128_digest, views, repeat(self._seed))]
+        digests = elements[count:] if count else elements
         roles = self._roles_of(digests, messages)
         order = None
         if "developer" in roles:
             order = tuple(sorted(range(len(roles)), key=lambda at: roles[at] not in HEAD_ROLES))
-            digests, roles = [digests[at] for at in order], [roles[at] for at in order]
-            views = [views[at] for at in order]
-        heads = next((at for at, one in enumerate(roles) if one not in HEAD_ROLES), len(roles))
-        return self._sent(
-            self._fields(body, salt),
-            [*map(self._digest, tools), *digests],
-            array("Q", [view.nbytes for view in (*map(memoryview, tools), *views)]),
-            (len(tools), heads, order),
-        )
+            roles = [roles[at] for at in order]
+            places = (*range(count), *(count + at for at in order))
+            elements, views = [elements[at] for at in places], [views[at] for at in places]
+        heads = 0
+        while heads < len(roles) and roles[heads] in HEAD_ROLES:
+            heads += 1
+        sizes = array("Q", [view.nbytes for view in views])
+        return self._sent(self._fields(body, salt), elements, sizes, (count, heads, order))
 
     def text(self, body: Body, salt: str | None = None) -> Sent:
         """The outline of a completions request: its prompt is one element."""
@@ -192,7 +207,7 @@ class Digester:
         ]
 
     def _learned(self, digest: bytes, message: msgspec.Raw) -> str:
-        found = role(message)
+        found = _role(message)
         self._roles.put(digest, found)
         return found
 
@@ -237,27 +252,41 @@ def first_difference(one: Outline, two: Outline) -> Divergence:
 
 
 def _kind(one: Outline, two: Outline, at: int, *, tool: bool) -> DivergenceKind:
+    if not tool and at - two.tools < max(one.heads, two.heads):
+        return DivergenceKind.SYSTEM_CHANGED
     ones, twos = one.digests(at), two.digests(at)
     if tool:
         same = Counter(ones[: one.tools - at]) == Counter(twos[: two.tools - at])
         return DivergenceKind.TOOLS_REORDERED if same else DivergenceKind.TOOLS_CHANGED
-    if at - two.tools < max(one.heads, two.heads):
-        return DivergenceKind.SYSTEM_CHANGED
     rest = iter(twos)
     if not Counter(ones) - Counter(twos) and not all(digest in rest for digest in ones):
         return DivergenceKind.HISTORY_REORDERED
     return DivergenceKind.HISTORY_TRUNCATED if twos and twos[0] in ones else DivergenceKind.HISTORY_EDITED
 
 
+def common_run(one: Outline, two: Outline, at: int) -> int:
+    """How many elements, from one of them on, are the same ones in both prompts."""
+    return common_prefix(one.elements[at * WIDTH :], two.elements[at * WIDTH :]) // WIDTH
+
+
 def _held(one: Outline, two: Outline, at: int) -> int:
     """Bytes of the second prompt's elements, from one of them on, that the first holds too."""
-    left = Counter(one.digests(at))
-    held = 0
-    for digest, size in zip(two.digests(at), two.sizes[at:], strict=True):
+    run = at + 1 + common_run(one, two, at + 1)  # what changed is mostly one element
+    left = Counter([*one.digests(at, at + 1), *one.digests(run)])
+    held = sum(two.sizes[at + 1 : run])
+    sizes = (*two.sizes[at : at + 1], *two.sizes[run:])
+    for digest, size in zip([*two.digests(at, at + 1), *two.digests(run)], sizes, strict=True):
         if left[digest]:
             left[digest] -= 1
             held += size
     return held
+
+
+def _role(message: msgspec.Raw) -> str:
+    try:
+        return _MESSAGE.decode(message).role
+    except (msgspec.DecodeError, UnicodeDecodeError):  # no object, or its role is no string
+        return ""
 
 
 def _tools(body: Body) -> list[msgspec.Raw]:

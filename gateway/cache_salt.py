@@ -54,9 +54,15 @@ async def kept_secret(store: SecretStore, fresh: bytes, now_us: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Salts:
-    """Makes the salts of one gateway from its secret."""
+    """Makes the salts of one gateway from its secret.
+
+    The tenants' own are remembered: there are as many as are configured.
+    """
 
     secret: bytes = field(repr=False)
+    _known: dict[tuple[str, str, str], str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def of(self, isolation: str, key: Key, body: Body) -> str | None:
         """The salt of a request, or None where its body goes as it is. Raises `Refused`.
@@ -67,8 +73,17 @@ class Salts:
         level = Isolation(isolation)
         if level is Isolation.NONE:
             return None
+        if (own := _own(body)) is not None:
+            return self._made(level, key, own)
+        domain = (level.value, key.organisation, key.team)
+        salt = self._known.get(domain)
+        if salt is None:
+            salt = self._known[domain] = self._made(level, key, None)
+        return salt
+
+    def _made(self, level: Isolation, key: Key, own: str | None) -> str:
         tenant = [key.organisation] if level is Isolation.ORGANISATION else [key.organisation, key.team]
-        message = msgspec.json.encode([level.value, *tenant, _own(body)])
+        message = msgspec.json.encode([level.value, *tenant, own])
         return hmac.digest(self.secret, message, "sha256").hex()
 
 

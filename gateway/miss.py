@@ -113,10 +113,10 @@ def verdict(evidence: Evidence) -> Miss | None:
 
 
 def bounded(evidence: Evidence, most: Divergence | None) -> Evidence | None:
-    """Evidence that gives the verdict of an exact difference where only a coarse one is known.
+    """Evidence that gives the verdict of the exact difference where only a coarse one is known.
 
-    `most` is the coarse difference with the bytes of the exact one at most, or None: see `bounds`. None
-    where the exact one must be known.
+    `most` is the exact one with as many bytes held as there can be, or None: see `bounds`. None where the
+    exact one must be known.
     """
     before, expected, coarse = evidence.before, evidence.expected, evidence.difference
     if most is None and coarse is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ctxgate.compression.bounds import at_most
 from ctxgate.compression.diverge import diverge
 from ctxgate.compression.previous import Owner, Previous, goes_on
-from ctxgate.compression.sent import Digester, extends, first_difference
+from ctxgate.compression.sent import Digester, extends
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.metering import prompt_count
 from ctxgate.gateway.miss import Evidence, Miss, bounded, not_reported, verdict
@@ -101,10 +101,8 @@ class Misses:
         same_place = before.place == place and bool(before.tokens)
         if comparison.most is None and same_place:  # it may be no difference at all
             self._compare(comparison)
-        elif self._is_large(comparison) and (prompt := _foretold(seen)):  # beside the engine's work
-            evidence = self._evidence(seen, place, prompt, expected.tokens, expected)
-            if bounded(evidence, comparison.most) is None:
-                self._compare(comparison)
+        elif prompt := _foretold(seen):
+            self._compare_beside(seen, place, prompt, expected.tokens, expected)
         if not same_place or not comparison.exact or comparison.best.rendered:
             return expected
         # Other bytes, the same prompt: it goes on from the one before, which the index cannot know.
@@ -124,20 +122,36 @@ class Misses:
         comparison = None if seen is None else seen.comparison
         if seen is None or comparison is None or comparison.exact:
             return
-        if comparison.reading is None:
+        prompt, cached = _counted(usage)
+        if prompt and cached is not None:
             try:
-                self._compare_if_missed(held, seen, comparison, usage)
+                self._compare_beside(seen, _place(held), prompt, cached, held.expected)
             except Exception as error:  # noqa: BLE001 - nor may it keep an answer from its client
                 self._defect("compare", error)
         if comparison.reading is not None:
             await asyncio.wait({asyncio.ensure_future(comparison.reading)}, timeout=LAST_WAIT_S)
 
-    def _compare_if_missed(self, held: Held, seen: Seen, comparison: Comparison, usage: Usage) -> None:
-        prompt, cached = _counted(usage)
-        if prompt and cached is not None and self._is_large(comparison):
-            evidence = self._evidence(seen, _place(held), prompt, cached, held.expected)
-            if bounded(evidence, comparison.most) is None:
-                self._compare(comparison)
+    def _compare_beside(
+        self, seen: Seen, place: Place, prompt: int, cached: int, expected: Expected | None
+    ) -> None:
+        """Begin a long comparison where the verdict hangs on it."""
+        comparison = seen.comparison
+        if comparison is None or comparison.reading is not None or not self._is_large(comparison):
+            return
+        if self._is_fulfilled(seen, place, prompt, cached, expected):
+            return
+        if bounded(self._evidence(seen, place, prompt, cached, expected), comparison.most) is None:
+            self._compare(comparison)
+
+    def _is_fulfilled(
+        self, seen: Seen, place: Place, prompt: int, cached: int, expected: Expected | None
+    ) -> bool:
+        """Whether nothing can have been missed: the cheap answer for most requests."""
+        if seen.before is not None and seen.before.place != place:
+            return False
+        if expected is not None and expected.tokens > cached:
+            return False
+        return seen.comparison is None or seen.comparison.is_slight(prompt, self.index.block(place))
 
     def settled(self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None) -> Miss | None:
         """Why the attempt missed what it could have found, None where it did not, or never ran.
@@ -172,13 +186,12 @@ class Misses:
     def _by_digests(self, before: Before, sent: Sent, body: Body) -> Comparison | None:
         if extends(before.outline, sent.outline):
             return None
-        coarse = first_difference(before.outline, sent.outline)
         raw = self._previous.body(before)
         if raw is None:
-            return Comparison(coarse)
+            return Comparison(before.outline, sent.outline)
         earlier = self._previous.parsed(before) or wire.parse(raw)
-        most = at_most(coarse, earlier, body, before.outline, sent.outline)
-        return Comparison(coarse, (earlier, body), most)
+        most = at_most(earlier, body, before.outline, sent.outline)
+        return Comparison(before.outline, sent.outline, (earlier, body), most)
 
     def _is_large(self, comparison: Comparison) -> bool:
         bodies = comparison.bodies
@@ -227,12 +240,11 @@ class Misses:
         self._previous.keep(
             seen.owner,
             seen.sent,
-            seen.body.raw,
+            seen.body,
             seen.before,
             place=place,
             tokens=prompt,
             now_us=now_us,
-            parsed=seen.body,
         )
         return miss
 
@@ -241,9 +253,8 @@ class Misses:
     ) -> Miss | None:
         """The verdict, by the bytes of the two bodies where it hangs on them."""
         place, expected, comparison = _place(held), held.expected, seen.comparison
-        if comparison is None and (seen.before is None or seen.before.place == place):
-            if expected is None or expected.tokens <= cached:
-                return None  # as most requests are: nothing differs, and all was found
+        if self._is_fulfilled(seen, place, prompt, cached, expected):
+            return None
         rewrites = findings is not None and _rewrites(findings)
         evidence = self._evidence(seen, place, prompt, cached, expected, rewrites=rewrites)
         if comparison is None or comparison.exact or comparison.bodies is None:

@@ -94,7 +94,7 @@ def report(played: Sequence[Played], *, assumed: bool, color: bool) -> str:
 
 
 def is_warm(played: Sequence[Played]) -> bool:
-    """Whether a request found more in the cache than earlier requests of the run can have left there."""
+    """Whether a request found more in the cache than the run's earlier ones, as sent, can have left."""
     return any(cached > oracle for cached, oracle in _bounded(played))
 
 
@@ -133,8 +133,8 @@ def notes(played: Sequence[Played], overall: Sums, *, approximate: bool, color: 
         lines.append(f"{dim}~ the block size is assumed; give the server's own with --block-size{plain}")
     if is_warm(played) and not overall.drifted:
         lines.append(
-            f"{dim}cached/oracle is above what this run can reach by itself: the server was warm, "
-            f"it had these prompts from before this run{plain}"
+            f"{dim}cached/oracle is above what these prompts can reach by themselves: the server had them "
+            f"from before this run, or a gateway laid them out anew{plain}"
         )
     if overall.drifted:
         lines.append(f"{dim}~ the server counts prompts otherwise than the local tokenizer{plain}")

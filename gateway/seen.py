@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ctxgate.compression.sent import first_difference
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.previous import Before, Owner
-    from ctxgate.compression.sent import Sent
+    from ctxgate.compression.sent import Outline, Sent
     from ctxgate.inference.wire import Body
 
 
@@ -18,20 +20,44 @@ if TYPE_CHECKING:
 class Comparison:
     """Where a prompt leaves the one before it: from digests at once, from the bytes when they are read.
 
-    `exact` says that the bytes were. `bodies`: the two, None where the earlier one is gone or both are
-    read. `most`: the difference with the bytes that reading may find at most, None where it may find
-    another one. `reading`: the comparison of large ones, under way or done.
+    `bodies`: the two, None where the earlier one is gone or both are read. `most`: the difference with
+    the bytes that reading may find at most (see `bounds`), None where it may find another one. `reading`:
+    the comparison of large ones, under way or done.
     """
 
-    best: Divergence
+    one: Outline
+    two: Outline
     bodies: tuple[Body, Body] | None = None
     most: Divergence | None = None
-    exact: bool = False
     reading: Awaitable[Divergence] | None = None
+    _best: Divergence | None = None
+    _exact: bool = False
+
+    @property
+    def best(self) -> Divergence:
+        """The difference as exact as it is known so far."""
+        if self._best is None:
+            self._best = first_difference(self.one, self.two)
+        return self._best
+
+    @property
+    def exact(self) -> bool:
+        """Whether it comes from the bytes."""
+        return self._exact
 
     def read(self, found: Divergence) -> None:
         """Take the exact difference."""
-        self.best, self.exact, self.bodies = found, True, None
+        self._best, self._exact, self.bodies = found, True, None
+
+    def is_slight(self, prompt: int, block: int) -> bool:
+        """Whether what lies behind the difference certainly fills no block of a prompt of so many tokens."""
+        most = self.most
+        return (
+            most is not None
+            and most.index is not None
+            and most.index >= max(self.one.heads, self.two.heads)
+            and most.avoidable_bytes * prompt < block * self.two.size
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,9 +188,11 @@ class PrefixIndex:
     @staticmethod
     def _correct(points: list[Point | None], cached: int | None) -> None:
         """Where a prompt left what was known: the hit told is that place's tokens, to a block."""
-        at = next((at for at in range(len(points) - 1, -1, -1) if points[at] is not None), None)
-        point = None if at is None else points[at]
-        if at is None or point is None or point.counted or not cached or at == len(points) - 1:
+        at = len(points) - 1
+        while at >= 0 and points[at] is None:
+            at -= 1
+        point = points[at]
+        if point is None or point.counted or not cached or at == len(points) - 1:
             return
         if point.tokens <= 2 * cached <= 4 * point.tokens:  # else part of it was not in the cache any more
             points[at] = Point(cached, True)
@@ -215,7 +217,7 @@ def _rising(points: Sequence[Point | None], most: int) -> list[Point]:
     """Points of which none has fewer tokens than the one before it; mostly they are that already."""
     known = [point for point in points if point is not None]
     told = [point.tokens for point in known]
-    if len(known) == len(points) and told == sorted(told) and max(told, default=0) <= most:
+    if len(known) == len(points) and told == sorted(told) and (not told or told[-1] <= most):
         return known
     tokens, risen = 0, []
     for point in points:  # a forgotten one holds at least what the one before it did

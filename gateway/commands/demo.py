@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 import ctxgate
 from ctxgate.gateway.config_load import load
-from ctxgate.gateway.demo import CASES, MODELS, Stage, compare, comparison, config_text
+from ctxgate.gateway.demo import CASES, MODELS, PLAIN, TEAMS, Stage, compare, config_text, most
 from ctxgate.gateway.demo_agent import Toolbox, work
 from ctxgate.gateway.demo_script import SYSTEM, review
 from ctxgate.gateway.demo_servers import ServerFailed, Servers, ctxgate_command
+from ctxgate.gateway.demo_words import comparison
 from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.gateway.keys import RANDOM_BYTES, new_key
 from ctxgate.gateway.replay_client import Backend, BackendError
@@ -97,10 +98,11 @@ async def _demo(args: argparse.Namespace) -> int:
         folder = Path(name)
         session = _work(args.turns)
         async with Servers(folder) as servers:
-            stage = await _set_up(servers, folder, args.port, tokenize)
+            stage = await _set_up(servers, folder, args.port)
             compared = await _compare(stage, session)
+            bound = most(session, tokenize, stage.block_size)
             color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
-            print("\n" + comparison(compared, color=color))
+            print("\n" + comparison(compared, bound, color=color))
             failed = sum(each.direct.failed + each.through.failed for each in compared)
             code = await _print_ledger(folder)
             if not args.once and not failed and not code:
@@ -134,7 +136,7 @@ def _work(turns: int) -> Session:
     return session
 
 
-async def _set_up(servers: Servers, folder: Path, port: int, tokenize: PromptCounter) -> Stage:
+async def _set_up(servers: Servers, folder: Path, port: int) -> Stage:
     """Start twins and gateway and ask them what they are."""
     for name in MODELS:
         await servers.spawn(name, ["twin", "--profile", name, "--port", "0"])
@@ -142,10 +144,11 @@ async def _set_up(servers: Servers, folder: Path, port: int, tokenize: PromptCou
     async with Backend(twins["standard"]) as backend:
         served = (await backend.models())[0]
         block_size = await backend.block_size()
-    secret, digest = new_key(secrets.token_bytes(RANDOM_BYTES))
+    keys = {team: new_key(secrets.token_bytes(RANDOM_BYTES)) for team in TEAMS}
     day = datetime.now(UTC).date()
     path = folder / "ctxgate.yaml"
-    text = config_text(twins, served.name, port, folder / "ledger.db", digest.hex(), day)
+    sha256s = {team: digest.hex() for team, (_, digest) in keys.items()}
+    text = config_text(twins, served.name, port, folder / "ledger.db", sha256s, day)
     path.write_text(text, encoding="utf-8")
     gateway = await servers.start("gateway", ["serve", "--config", str(path)], ready="/ready")
     for name, url in {**twins, "gateway": gateway}.items():
@@ -153,13 +156,11 @@ async def _set_up(servers: Servers, folder: Path, port: int, tokenize: PromptCou
     return Stage(
         twins=twins,
         gateway=gateway,
-        key=secret,
+        keys={team: secret for team, (secret, _) in keys.items()},
         served=served.name,
         rates={name: pool.rates for name, pool in load(path).pools.items()},
         day=day,
-        tokenize=tokenize,
         block_size=block_size or _DEFAULT_BLOCK_SIZE,
-        max_context=served.max_model_len,
     )
 
 
@@ -181,13 +182,13 @@ async def _print_ledger(folder: Path) -> int:
 
 
 def _print_invitation(stage: Stage) -> None:
-    model = next(iter(MODELS.values()))
+    model, key = next(iter(MODELS.values())), stage.keys[PLAIN]
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello."}}]}}'
     print(
-        f"\nServing on until Ctrl-C. Base URL {stage.gateway}/v1, key {stage.key}, models "
+        f"\nServing on until Ctrl-C. Base URL {stage.gateway}/v1, key {key}, models "
         f"{', '.join(MODELS.values())}. For example:\n\n"
-        f"  curl {stage.gateway}/v1/chat/completions -H 'authorization: Bearer {stage.key}' \\\n"
+        f"  curl {stage.gateway}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n"
         f"    -H 'content-type: application/json' -H 'x-ctxgate-task: my-task' -d '{body}'\n"
-        f"  curl '{stage.gateway}/v1/usage?by=task' -H 'authorization: Bearer {stage.key}'\n",
+        f"  curl '{stage.gateway}/v1/usage?by=task' -H 'authorization: Bearer {key}'\n",
         flush=True,
     )

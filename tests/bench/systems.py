@@ -205,7 +205,10 @@ def prepare_ctxgate(place: Place) -> Launch:
 
 
 def ctxgate_yaml(place: Place, digest: str) -> str:
-    """Everything on: a key with a team, a priced pool, the SQLite ledger."""
+    """Everything on: a key with a team, a priced pool, the SQLite ledger.
+
+    What is not named is what users get: prompts laid out at the level `safe`, a cache salt of the team.
+    """
     return f"""\
 listen: {{host: 127.0.0.1, port: {place.port}}}
 store: {{sqlite: "{place.folder / "ledger.db"}"}}

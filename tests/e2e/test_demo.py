@@ -67,15 +67,28 @@ def test_once_prints_both_ways_and_ends_with_zero(tmp_path: Path) -> None:
     child = demo(tmp_path, "--once", "--turns", "6")
     text, _ = child.communicate()
     assert child.returncode == 0, text
-    for label in ("standard pool", "fast pool", "fast pool, tools shuffled"):
-        assert f"\n{label}: the same prompts, the same hits, the same cost" in text
+    labels = ("standard pool", "fast pool", "fast pool, tools shuffled", "fast pool, clock in prompt")
+    for label in labels:
         assert re.search(rf"^{label}: review +6 +6 ", text, re.MULTILINE)
-    direct = [line.split() for line in text.splitlines() if line.startswith("  direct ")]
-    through = [line.split() for line in text.splitlines() if line.startswith("  through ctxgate ")]
-    # requests, prompt, cached, uncached, output, cost
-    assert [row[1:7] for row in direct] == [row[2:8] for row in through]
-    assert [row[1] for row in direct] == ["6"] * 3
-    assert [row[-1] for row in direct + through] == ["100.0%"] * 6
+    lines = text.splitlines()
+    direct = [line.split()[1:] for line in lines if line.startswith("  direct ")]
+    through = [line.split()[2:] for line in lines if line.startswith("  through ctxgate ")]
+    assert [row[0] for row in (*direct, *through)] == ["6"] * 8
+    # requests, prompt, cached, uncached, output, cost of a well-behaved client: the gateway changes nothing
+    assert [row[:6] for row in direct[:2]] == [row[:6] for row in through[:2]]
+    for label in labels[:2]:
+        assert f"\n{label}: the same prompts, the same hits, the same cost" in text
+    # One that shuffles its tools, or sends the time: the gateway restores the hits of the plain client.
+    hits = [
+        (int(one[-1].rstrip("%")), int(two[-1].rstrip("%"))) for one, two in zip(direct, through, strict=True)
+    ]
+    plain = hits[1][1]
+    for label, (straight, laid_out) in zip(labels[2:], hits[2:], strict=True):
+        assert straight < plain - 10
+        assert abs(laid_out - plain) <= 3
+        told = f"{label}: the cache serves {laid_out}% of the prompt instead of {straight}%, TTFT p50 is "
+        (sentence,) = (line for line in lines if line.startswith(told))
+        assert re.search(r"; direct costs [1-9][\d.]* times as much$", sentence)
     assert list(tmp_path.iterdir()) == []
 
 

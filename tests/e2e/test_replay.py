@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ctxgate.gateway.demo import config_text
+from ctxgate.gateway.demo import PLAIN, config_text
 from ctxgate.gateway.demo_servers import ctxgate_command
 from e2e.engine import BLOCK_SIZE
 
@@ -165,7 +165,8 @@ def gateway(folder: Path, pool: str) -> Iterator[str]:
     """A gateway before one server, and its ledger at `l.db`."""
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     config = folder / "ctxgate.yaml"
-    config.write_text(config_text({"standard": pool}, "tiny", 0, folder / "l.db", digest, date(2026, 1, 1)))
+    sha256s = {PLAIN: digest}
+    config.write_text(config_text({"standard": pool}, "tiny", 0, folder / "l.db", sha256s, date(2026, 1, 1)))
     with serving(folder, "serve", "--config", config) as url:
         yield url
 

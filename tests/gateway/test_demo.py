@@ -6,23 +6,40 @@ import json
 import os
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import ctxgate
+from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.config_load import parse
-from ctxgate.gateway.demo import CASES, MODELS, Case, Compared, added, comparison, config_text
+from ctxgate.gateway.demo import (
+    CASES,
+    DECLARING,
+    MODELS,
+    PLAIN,
+    TEAMS,
+    Case,
+    Compared,
+    added,
+    config_text,
+    most,
+    why,
+)
 from ctxgate.gateway.demo_agent import Act, Ask, Say, Toolbox, work
 from ctxgate.gateway.demo_script import SYSTEM, review
 from ctxgate.gateway.demo_servers import ServerFailed, Servers
+from ctxgate.gateway.demo_words import comparison
 from ctxgate.gateway.perturb import Perturbation
 from ctxgate.gateway.replay import Measure, Played, Sums, summarize
-from ctxgate.gateway.sessions import parse_session
-from ctxgate.inference.usage import Usage, measured
+from ctxgate.gateway.sessions import Session, parse_session
+from ctxgate.inference.usage import UNKNOWN, Usage, measured
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ctxgate.gateway.demo_agent import Script
+    from ctxgate.gateway.sessions import Message, Tool
 
 pytestmark = pytest.mark.integration
 
@@ -131,7 +148,8 @@ def test_the_review_works_on_the_packages_own_sources() -> None:
 
 def test_the_configuration_loads_and_prices_both_pools(tmp_path: Path) -> None:
     twins = {"standard": "http://127.0.0.1:1001", "fast": "http://127.0.0.1:1002"}
-    text = config_text(twins, "tiny", 0, tmp_path / "l.db", "ab" * 32, date(2026, 3, 4))
+    sha256s = {PLAIN: "ab" * 32, DECLARING: "cd" * 32}
+    text = config_text(twins, "tiny", 0, tmp_path / "l.db", sha256s, date(2026, 3, 4))
     config = parse(text, file="c", folder=tmp_path, environ={}, today=date(2026, 3, 4)).config
     assert {name: pool.replicas[0].url for name, pool in config.pools.items()} == twins
     assert {name: (model.pools, model.served_name) for name, model in config.models.items()} == {
@@ -140,17 +158,51 @@ def test_the_configuration_loads_and_prices_both_pools(tmp_path: Path) -> None:
     }
     (rates,) = config.pools["standard"].rates.versions[0]
     assert (rates.uncached, rates.cached, rates.output) == (150_000_000, 37_500_000, 600_000_000)
-    assert config.keys[0].digest == bytes.fromhex("ab" * 32)
+    assert {key.team: key.digest.hex() for key in config.keys} == sha256s
+    plain, declaring = (config.teams[team] for team in TEAMS)
+    assert (plain.layout, plain.kinds) == ("safe", frozenset())  # what users get who say nothing
+    assert (declaring.layout, declaring.kinds) == ("declared", frozenset({VolatileKind.CLOCK}))
+    assert {pool.cache_isolation for pool in config.pools.values()} == {"team"}
 
 
-def sums(prompt: int, cached: int, *, cost: int = 10, error: str | None = None) -> Sums:
+def sums(
+    prompt: int, cached: int, *, cost: int | None = 10, error: str | None = None, ttft: float = 0.25
+) -> Sums:
     usage = Usage(measured(prompt - cached), measured(cached), measured(3))
-    return summarize([Played("s", "s", 1, [Measure(0, usage, cost, 0.25, 0.3, error, prompt, cached)])])
+    return summarize([Played("s", "s", 1, [Measure(0, usage, cost, ttft, 0.3, error)])])
+
+
+PLAIN_CASE = Case("fast", "x")
+SHUFFLED = Case("fast", "x", frozenset({Perturbation.TOOL_ORDER}), remedy="We sort it out.")
+
+
+def told(direct: Sums, through: Sums, case: Case = PLAIN_CASE, **more: Any) -> list[str]:
+    """What stands below the table and its legend."""
+    text = comparison([Compared(case, direct, through, **more)], None, color=False)
+    return text.partition("\n\n")[2].splitlines()
+
+
+def test_the_table_shows_both_ways_and_their_shares_of_hits() -> None:
+    text = comparison([Compared(Case("fast", "x"), sums(200, 78), sums(200, 184))], 0.919, color=False)
+    lines = text.splitlines()
+    assert lines[0].split()[-3:] == ["TTFT", "p95", "hit"]
+    assert lines[3].split() == [
+        "direct",
+        "1",
+        "200",
+        "78",
+        "122",
+        "3",
+        "0.000000",
+        *["250.0", "ms"] * 2,
+        "39%",
+    ]
+    assert lines[4].split()[-1] == "92%"
+    assert lines[5].endswith(" served. About 92% can be: the rest is new in each request.")
 
 
 def test_equal_hits_are_called_equal() -> None:
-    text = comparison([Compared(Case("standard", "plain"), sums(100, 64), sums(100, 64))], color=False)
-    assert text.splitlines()[-1] == "plain: the same prompts, the same hits, the same cost"
+    assert told(sums(100, 64), sums(100, 64)) == ["x: the same prompts, the same hits, the same cost"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +211,7 @@ def test_equal_hits_are_called_equal() -> None:
         # quartiles 1 and 3: a median of 2 does not exceed their distance
         ([1, 1, 2, 3, 9], "; the difference in TTFT is within noise"),
         ([2, 2, 3, 3, 9], "; TTFT +3.0 ms"),
-        # A gateway makes no call faster, whatever the clock says.
+        # The same prompts with the same hits are not answered faster, whatever the clock says.
         ([-9, -9, -9, -9, -9], "; the difference in TTFT is within noise"),
     ],
 )
@@ -167,8 +219,8 @@ def test_a_difference_in_ttft_is_told_where_it_exceeds_the_interquartile_range(
     milliseconds: list[int], words: str
 ) -> None:
     added_s = tuple(each / 1000 for each in milliseconds)
-    text = comparison([Compared(Case("fast", "x"), sums(9, 0), sums(9, 0), added_s)], color=False)
-    assert text.splitlines()[-1] == "x: the same prompts, the same hits, the same cost" + words
+    (line,) = told(sums(9, 0), sums(9, 0), ttft_added_s=added_s)
+    assert line == "x: the same prompts, the same hits, the same cost" + words
 
 
 def test_ttft_is_compared_request_by_request() -> None:
@@ -181,36 +233,97 @@ def test_ttft_is_compared_request_by_request() -> None:
     assert added(one, two) == (0.25, 0.5)
 
 
-def test_what_a_habit_costs_is_told_against_the_plain_case() -> None:
-    plain, shuffled = (Case("fast", "plain"), Case("fast", "shuffled", frozenset({Perturbation.TOOL_ORDER})))
-    text = comparison(
+def test_a_saving_is_told_with_its_cause_and_the_remedy() -> None:
+    direct, through = sums(200, 78, cost=23, ttft=0.0851), sums(200, 184, ttft=0.0462)
+    assert told(direct, through, SHUFFLED, why="They stand in another order.") == [
+        "x: the cache serves 92% of the prompt instead of 39%, TTFT p50 is 46.2 ms instead of 85.1 ms; "
+        "direct costs 2.3 times as much",
+        "  They stand in another order. We sort it out.",
+    ]
+
+
+def test_a_loss_is_told_as_one_and_claims_no_remedy() -> None:
+    lines = told(sums(200, 184), sums(200, 78, cost=23), SHUFFLED, why="Why.")
+    assert lines == [
+        "x: the cache serves 39% of the prompt instead of 92%, TTFT p50 is 250.0 ms instead of 250.0 ms; "
+        "ctxgate costs 2.3 times as much",
+        "  Why.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("direct", "through", "words"),
+    [
+        (10, 10, "the same cost"),
+        (1000, 1049, "the cost differs by 4.9%"),
+        (1050, 1000, "direct costs 1.1 times as much"),  # 1.05, half up
+        (0, 10, "direct is free, ctxgate is not"),
+        (10, 0, "ctxgate is free, direct is not"),
+        (None, 10, "the cost is unknown"),
+    ],
+)
+def test_costs_are_compared(direct: int | None, through: int | None, words: str) -> None:
+    (line,) = told(sums(100, 64, cost=direct), sums(100, 64, cost=through))
+    assert line == f"x: the same prompts, the same hits, {words}"
+
+
+def test_a_difference_below_a_percent_is_told_in_tokens() -> None:
+    (line,) = told(sums(10_000, 6_400), sums(10_000, 6_416))
+    assert line.startswith("x: the cache serves 6,416 tokens instead of 6,400, ")
+
+
+def test_what_cannot_be_compared_is_not() -> None:
+    unknown = summarize(
+        [Played("s", "s", 1, [Measure(0, Usage(UNKNOWN, UNKNOWN, measured(3)), 10, 0.2, 0.3)])]
+    )
+    two = summarize(
         [
-            Compared(plain, sums(100, 90, cost=10), sums(100, 90, cost=10)),
-            Compared(shuffled, sums(100, 40, cost=25), sums(100, 40, cost=25)),
-        ],
-        color=False,
+            Played(
+                "s",
+                "s",
+                2,
+                [Measure(turn, usage=Usage(measured(1), measured(0), measured(3))) for turn in (0, 1)],
+            )
+        ]
     )
-    assert text.splitlines()[-1] == (
-        "shuffled: the cache serves 40% of the prompt instead of 90%, and the same work costs 2.5 times as "
-        "much. Send the tools in one order."
-    )
+    for other in (sums(1, 0, error="HTTP 500"), unknown, two):
+        for pair in ((sums(1, 0), other), (other, sums(1, 0))):
+            assert told(*pair) == ["x: not comparable, some requests failed or reported no usage"]
 
 
-def test_different_hits_are_called_different() -> None:
-    text = comparison(
-        [Compared(Case("standard", "plain"), sums(100, 64), sums(100, 96, cost=9))], color=False
-    )
-    assert text.splitlines()[-1].startswith("plain: cached tokens 64 direct, 96 through ctxgate")
-
-
-def test_failures_make_a_case_incomparable() -> None:
-    text = comparison([Compared(Case("fast", "x"), sums(1, 0), sums(1, 0, error="HTTP 500"))], color=False)
-    assert text.splitlines()[-1] == "x: not comparable, some requests failed or reported no usage"
-
-
-def test_cases_name_known_pools_and_one_shows_a_habit_of_clients() -> None:
+def test_cases_name_known_pools_and_teams_and_show_habits_of_clients() -> None:
     assert {case.pool for case in CASES} == set(MODELS)
-    assert frozenset({Perturbation.TOOL_ORDER}) in {case.perturbations for case in CASES}
+    assert {case.team for case in CASES} == set(TEAMS)
+    habits = {habit: case.team for case in CASES for habit in case.perturbations}
+    assert habits == {Perturbation.TOOL_ORDER: PLAIN, Perturbation.CLOCK: DECLARING}
+    assert all(bool(case.remedy) == bool(case.perturbations) for case in CASES)
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        (CASES[0], ""),
+        (CASES[2], "The same tools stand in another order, from `tools[0]` on."),
+        (CASES[3], "`messages[0].content` holds the time of day, which changed."),
+    ],
+)
+def test_a_case_says_where_its_client_breaks_the_prefix(tree: Path, case: Case, sentence: str) -> None:
+    session = work("review", "sys", little(), Toolbox(tree), 10, lambda _: None)
+    assert why(session, case) == sentence
+
+
+def test_the_most_that_can_hit_is_the_prefix_that_earlier_requests_left() -> None:
+    """One token per character of a message; blocks of four."""
+    texts = [("user", "abcdef"), ("assistant", "gh"), ("user", "ijkl"), ("assistant", "m")]
+    messages = tuple({"role": role, "content": text} for role, text in texts)
+    session = Session(name="s", tools=(), messages=messages)
+
+    def tokenize(sent: Sequence[Message], _: Sequence[Tool]) -> list[int]:
+        return [ord(one) for message in sent for one in message["content"]]
+
+    # 6 tokens, then 12 that begin with them: of the 6 only a whole block of 4 can be found.
+    assert most(session, tokenize, 4) == 4 / 18
+    assert most(session, lambda *_: None, 4) is None
 
 
 async def test_a_child_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -156,12 +156,12 @@ def test_an_assumed_block_size_that_the_hits_confirm_needs_no_remark() -> None:
     assert "~" not in text
 
 
-def test_hits_above_the_oracle_are_a_warm_server() -> None:
+def test_hits_above_the_oracle_have_another_reason() -> None:
     cold = [played(measure(0, 100, 0, oracle=0))]
     warm = [played(measure(0, 100, 80, oracle=0), measure(1, 200, 96, oracle=96))]
     remark = (
-        "cached/oracle is above what this run can reach by itself: the server was warm, "
-        "it had these prompts from before this run"
+        "cached/oracle is above what these prompts can reach by themselves: the server had them from before "
+        "this run, or a gateway laid them out anew"
     )
     assert report(warm, assumed=True, color=False).splitlines()[-1] == remark
     assert remark not in report(cold, assumed=False, color=False)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from ctxgate.inference import client as client_module
-from ctxgate.inference.client import ConnectTimedOut, Dropped, Unreachable, UpstreamClient
+from ctxgate.inference.client import AnswerTooLarge, ConnectTimedOut, Dropped, Unreachable, UpstreamClient
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe, probe
 from support.behaviours import plays
@@ -143,6 +143,31 @@ async def test_a_body_to_the_connections_end_that_is_reset_is_dropped(
         exchange.reset()
         with pytest.raises(Dropped):
             await response.next_chunk()
+
+
+async def test_a_body_whose_framing_breaks_while_it_is_read_is_dropped(
+    client: UpstreamClient, upstream: Upstream
+) -> None:
+    upstream.play(by_hand)
+    opening = asyncio.create_task(client.open(upstream.url + PATH, BODY, {}))
+    exchange = await upstream.next_call()
+    exchange.head()
+    exchange.piece(b"one")
+    async with await opening as response, asyncio.timeout(5):  # else a reader forgotten would wait for ever
+        assert await response.next_chunk() == b"one"
+        exchange.write(b"not a size\r\n")
+        with pytest.raises(Dropped):
+            await response.next_chunk()
+
+
+async def test_a_document_beyond_the_limit_is_refused(
+    client: UpstreamClient, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.models = b'{"data":[]}'
+    assert await client.get(upstream.url + "/v1/models", {}, 5.0) == (200, b'{"data":[]}')
+    monkeypatch.setattr(client_module, "_MAX_DOCUMENT_BYTES", 10)  # one byte less than that
+    with pytest.raises(AnswerTooLarge):
+        await client.get_json(upstream.url + "/v1/models", {}, 5.0)
 
 
 async def test_bytes_on_an_idle_connection_answer_nothing(client: UpstreamClient, upstream: Upstream) -> None:
