@@ -108,12 +108,12 @@ class CallingOff:
     async def _abort_until_done(self) -> None:
         """Abort, and again: an engine that is still reading the prompt does not know the id yet."""
         for delay in chain(_ABORT_AGAIN_S, repeat(_ABORT_AGAIN_S[-1])):
-            if not await self._abort():
+            if await self._abort() is False:
                 break
             await asyncio.sleep(delay)
         self._leave_within(0.0)  # this replica offers no abort: hang up, which ends the call there
 
-    async def _abort(self) -> bool:
+    async def _abort(self) -> bool | None:
         routed = self._held.routed
         headers = self._services.upstream_headers(routed.pool)
         return await self._services.client.abort(routed.replica.url, self._engine_ids(), headers)

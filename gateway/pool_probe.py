@@ -83,7 +83,7 @@ async def examine(services: Services, record: ReplicaRecord) -> list[Examined]:
     record.reports_cached = None  # what is known may be of an engine that was here before
     found: list[Examined] = []
     for model in _models(services, record):
-        found.append(await _Examination(services, record, model).run(cache, aborts=aborts))
+        found.append(await _Examination(services, record, model).run(cache, aborts=aborts is True))
         services.fleet.examined(record, model.engine_name, found[-1].findings)
         services.misses.index.tell_block((record.pool.name, record.replica.name), found[-1].block_size)
     return found

@@ -36,6 +36,7 @@ _READ_BUFFER: Final = 2**18
 _JOINED_UP_TO: Final = 2**16
 _FIRST_PIECE: Final = 64
 _MAX_DOCUMENT_BYTES: Final = 2**24
+_BUSY: Final = frozenset({429, 500, 502, 503, 504})  # it may answer otherwise the next time
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
 
@@ -251,14 +252,19 @@ class UpstreamClient:
         except TimeoutError as error:
             raise Dropped("no answer in time") from error
 
-    async def abort(self, replica_url: str, request_ids: Sequence[str], headers: Mapping[str, str]) -> bool:
-        """End running or queued calls by id; False where the replica does not offer it."""
+    async def abort(
+        self, replica_url: str, request_ids: Sequence[str], headers: Mapping[str, str]
+    ) -> bool | None:
+        """End running or queued calls by id.
+
+        False where the replica does not offer it, None where it gave no answer, as a busy one may.
+        """
         document = {"request_ids": list(request_ids)}
         try:
             status, _ = await self.post_json(replica_url + _ABORT_PATH, document, headers, _ABORT_TIMEOUT_S)
         except UpstreamFailed:
-            return False
-        return status == 200
+            return None
+        return None if status in _BUSY else status == 200
 
     async def close(self) -> None:
         """Close every connection."""

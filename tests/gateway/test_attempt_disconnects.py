@@ -171,6 +171,25 @@ async def test_the_abort_is_repeated_until_an_engine_that_was_still_reading_know
     assert set(map(tuple, upstream.abort_calls)) == {(exchange.engine_id,)}
 
 
+async def test_an_abort_that_got_no_answer_is_tried_again(gateway: Gateway, upstream: Upstream) -> None:
+    """A busy engine may not answer in time: that is no reason to give its exact usage up."""
+    upstream.aborts_lost = 2
+    upstream.play(by_hand)
+    async with gateway.wire() as wire:
+        wire.request(body=STREAM, headers=[bearer()])
+        exchange = await upstream.next_call()
+        exchange.head()
+        exchange.text("x")
+        await wire.head()
+        await wire.chunk()
+        await wire.close()
+        await exchange.aborted.wait()
+        exchange.end_aborted(completion=2)
+    await gateway.quiet()
+    assert len(upstream.abort_calls) >= 3
+    assert (await gateway.row()).settled.usage.output == measured(2)
+
+
 async def test_every_prompt_of_a_completions_call_is_aborted(gateway: Gateway, upstream: Upstream) -> None:
     upstream.play(until_aborted)
     async with gateway.wire() as wire:

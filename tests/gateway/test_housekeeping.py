@@ -53,7 +53,7 @@ async def rounds(store: Store, monkeypatch: pytest.MonkeyPatch, count: int) -> N
             over.set()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(housekeeping.asyncio, "sleep", pause)
+    monkeypatch.setattr("ctxgate.gateway.housekeeping.asyncio.sleep", pause)
     task = asyncio.create_task(housekeeping.forget_forms(store, 30, lambda: 31 * FRESH_US))
     await over.wait()
     task.cancel()

@@ -275,6 +275,7 @@ class Upstream:
         self.script: deque[Behaviour] = deque()
         self.default: Behaviour = ok
         self.abort_status = 200
+        self.aborts_lost = 0  # so many abort calls get no answer
         self.abort_calls: list[list[str]] = []
         self.health_status = 200
         self.models: Any = {"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}
@@ -349,6 +350,9 @@ class Upstream:
     def _abort(self, exchange: Exchange) -> None:
         ids = exchange.document["request_ids"]
         self.abort_calls.append(ids)
+        if len(self.abort_calls) <= self.aborts_lost:
+            exchange.reset()
+            return
         if self.abort_status == 200:
             for call in self.calls:
                 if call.engine_id in ids and not call.finished.is_set():
