@@ -149,12 +149,19 @@ def _unread(content: aiohttp.StreamReader) -> bytes:
 
 
 class _Protocol(ResponseHandler):
-    """aiohttp's client protocol (3.14) without three of its mistakes.
+    """aiohttp's client protocol (3.14) without four of its mistakes.
 
     - A body's reader is forgotten when the body's framing is broken, and waits for ever.
     - A body that ends with its connection counts as whole also where the connection was reset.
     - What came over an idle connection is taken for the answer to its next request.
+    - Whenever a part of a body is taken, the parser runs again, also where nothing was held back: with
+      a part per token that is most of the work on a stream.
     """
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on where reading was paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Wake whoever reads a body that did not end."""

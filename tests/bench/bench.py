@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Final
 from tests.bench import measure, planning
 from tests.bench.report import Results, render
 from tests.bench.rows import ALL_ROWS, BAR_ROWS, QUICK_ROWS, Bench, Cell, Row
-from tests.bench.systems import CTXGATE, FLOOR, Cores, Running, Spec, StartError, start, start_mock
+from tests.bench.systems import CTXGATE, FLOOR, SAFE, Cores, Running, Spec, StartError, start, start_mock
 from tests.bench.tools import find_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 QUIET: Final = 0.1  # share of the machine that others may use without spoiling times
-OWN: Final = (FLOOR, CTXGATE)
+OWN: Final = (FLOOR, CTXGATE, SAFE)
 OWN_NAMES: Final = frozenset(spec.name for spec in OWN)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tests.bench.bodies import MODEL
@@ -196,19 +197,16 @@ def prepare_floor(place: Place) -> Launch:
     return Launch((*module, "--port", str(place.port), "--upstream", place.upstream))
 
 
-def prepare_ctxgate(place: Place) -> Launch:
+def prepare_ctxgate(place: Place, layout: str = "off") -> Launch:
     secret = "cg-" + secrets.token_hex(24)
     config = place.folder / "ctxgate.yaml"
-    config.write_text(ctxgate_yaml(place, hashlib.sha256(secret.encode()).hexdigest()))
+    config.write_text(ctxgate_yaml(place, hashlib.sha256(secret.encode()).hexdigest(), layout))
     command = (sys.executable, "-m", "ctxgate.gateway.cli", "serve", "-c", str(config))
     return Launch(command, (f"authorization: Bearer {secret}",))
 
 
-def ctxgate_yaml(place: Place, digest: str) -> str:
-    """Everything on: a key with a team, a priced pool, the SQLite ledger.
-
-    What is not named is what users get: prompts laid out at the level `safe`, a cache salt of the team.
-    """
+def ctxgate_yaml(place: Place, digest: str, layout: str) -> str:
+    """A key with a team, a priced pool, the SQLite ledger; what is not named is what users get."""
     return f"""\
 listen: {{host: 127.0.0.1, port: {place.port}}}
 store: {{sqlite: "{place.folder / "ledger.db"}"}}
@@ -224,7 +222,7 @@ pools:
 models:
   {MODEL}: {{pools: [standard]}}
 teams:
-  bench: {{organisation: bench}}
+  bench: {{organisation: bench, layout: "{layout}"}}
 keys:
   - {{id: bench, team: bench, sha256: {digest}}}
 """
@@ -232,3 +230,4 @@ keys:
 
 FLOOR: Final = Spec("floor", prepare_floor)
 CTXGATE: Final = Spec("ctxgate", prepare_ctxgate)
+SAFE: Final = Spec("ctxgate-safe", partial(prepare_ctxgate, layout="safe"))

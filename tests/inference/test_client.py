@@ -145,7 +145,7 @@ async def test_cookies_and_redirects_are_not_followed(client: UpstreamClient, up
 
 @pytest.mark.parametrize(("status", "offered"), [(200, True), (403, False), (404, False), (500, None)])
 async def test_abort_tells_whether_the_replica_offers_it(
-    client: UpstreamClient, upstream: Upstream, status: int, offered: bool
+    client: UpstreamClient, upstream: Upstream, status: int, offered: bool | None
 ) -> None:
     upstream.abort_status = status
     assert await client.abort(upstream.url, ["chatcmpl-x"], {}) is offered
