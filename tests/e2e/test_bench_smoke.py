@@ -32,7 +32,7 @@ def test_quick_bench_measures_every_system_without_an_error(tools: tuple[str, ..
     assert results["absent"] == {}
     assert set(results["rows"]) == set(ROWS)
     for row, requests in ROWS.items():
-        assert set(results["rows"][row]) == {"direct", "floor", "ctxgate"}
+        assert set(results["rows"][row]) == {"direct", "floor", "ctxgate", "ctxgate-safe"}
         for system, figures in results["rows"][row].items():
             assert figures["requests"] == requests, (row, system)
             assert 0 < figures["ttfb_p50_ms"] <= figures["ttlb_p50_ms"], (row, system)
@@ -53,7 +53,7 @@ def test_quick_bench_measures_every_system_without_an_error(tools: tuple[str, ..
     measured = {bar["what"] for bar in results["bars"] if bar["value"] is not None}
     assert "4 KB, 1 client: added TTFB p50 / floor" in measured
     assert "start to first answered request" in measured
-    for system in ("direct", "floor", "ctxgate"):
+    for system in ("direct", "floor", "ctxgate", "ctxgate-safe"):
         assert f"| 4k-stream-1   | {system}" in done.stdout
 
 
