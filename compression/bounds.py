@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ctxgate.compression.diverge import common_prefix
 from ctxgate.compression.divergence import Divergence, DivergenceKind
-from ctxgate.compression.sent import WIDTH, common_run
+from ctxgate.compression.sent import WIDTH, common_bytes, common_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +36,16 @@ class _Call(msgspec.Struct):
     function: _Function
 
 
-class _Message(msgspec.Struct):
+class _Content(msgspec.Struct):
     content: str | list[msgspec.Raw] | None = None
+
+
+class _Calls(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-_MESSAGE: Final = msgspec.json.Decoder(_Message)
+_CONTENT: Final = msgspec.json.Decoder(_Content)
+_CALLS: Final = msgspec.json.Decoder(_Calls)
 _ANY: Final = msgspec.json.Decoder()
 
 
@@ -52,17 +55,17 @@ def at_most(before: Body, after: Body, one: Outline, two: Outline) -> Divergence
     Its place and its `kept_bytes` are exact, its kind is a coarse one. None where the exact difference
     may be another one, or none that reaches the prompt.
     """
-    at = common_prefix(one.elements, two.elements) // WIDTH
-    index = at - two.tools
     if one.order is not None or two.order is not None or one.tools != two.tools or one.fields != two.fields:
         return None
+    at = common_bytes(one.elements, two.elements) // WIDTH
+    index = at - two.tools
     if not 0 <= index < min(one.messages, two.messages):
         return None
     ones, twos = before.items("messages")[index:], after.items("messages")[index:]
     if not says_something_else(ones[0], twos[0]):
         return None
     a, b = bytes(ones[0]), bytes(twos[0])
-    offset = common_prefix(a, b)
+    offset = common_bytes(a, b)
     head = index < max(one.heads, two.heads)
     return Divergence(
         DivergenceKind.SYSTEM_CHANGED if head else DivergenceKind.HISTORY_EDITED,
@@ -80,10 +83,10 @@ def says_something_else(before: Raw, after: Raw) -> bool:
     if max(memoryview(before).nbytes, memoryview(after).nbytes) > _DECODED_BYTES:
         return False
     try:
-        one, two = _MESSAGE.decode(before), _MESSAGE.decode(after)
-        if isinstance(one.content, str) and isinstance(two.content, str) and one.content != two.content:
+        one, two = _CONTENT.decode(before).content, _CONTENT.decode(after).content
+        if isinstance(one, str) and isinstance(two, str) and one != two:
             return True
-        ones, twos = one.tool_calls, two.tool_calls
+        ones, twos = _CALLS.decode(before).tool_calls, _CALLS.decode(after).tool_calls
         if ones is None or twos is None:
             return False
         return len(ones) != len(twos) or any(map(_is_other_call, ones, twos))
@@ -105,7 +108,7 @@ def _common_suffix(a: bytes, b: bytes, most: int) -> int:
     while size < most and a[-size:] == b[-size:]:
         size *= 8
     size = min(size, most)
-    return common_prefix(a[len(a) - size :][::-1], b[len(b) - size :][::-1])
+    return common_bytes(a[len(a) - size :][::-1], b[len(b) - size :][::-1])
 
 
 def _held_at_most(ones: Sequence[Raw], twos: Sequence[Raw], one: Outline, two: Outline, at: int) -> int:

@@ -88,14 +88,23 @@ class Memory:
     """
 
     def __init__(self, conversations: int = REMEMBERED_CONVERSATIONS, seed: int = 0) -> None:
+        self._conversations = conversations
         self.seed = seed
         self.views = Views(seed=seed)
         self.chains = Chains(seed)
-        self.forms = FormsMemory(conversations)
         self.taking = TakingMemory(self.views, seed)
         self.learned = LearnedMemory(conversations)
-        self.notes: Recent[bytes, Said] = Recent(conversations * _NOTE_BYTES, Said.size)
         self.ends: Recent[bytes, tuple[End | None]] = Recent(conversations)
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of the store any more, as after a restart: what is in use is asked for again.
+
+        A store drops what nobody asks for (`gateway.housekeeping`), and this memory answers in its place.
+        """
+        self.forms = FormsMemory(self._conversations)
+        self.notes: Recent[bytes, Said] = Recent(self._conversations * _NOTE_BYTES, Said.size)
+        self.learned.forget()
 
 
 def look(body: Body, messages: Sequence[msgspec.Raw], tenant: str, memory: Memory) -> Prompt:

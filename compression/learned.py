@@ -73,11 +73,16 @@ class LearnedMemory:
     """What one process has counted, and what it remembers of the store to save questions."""
 
     def __init__(self, conversations: int = _CONVERSATIONS) -> None:
+        self._conversations = conversations
         self.rates = Rates()
         self.texts = Texts()
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of the store any more; what was counted stays."""
         self.orders: Recent[tuple[bytes, int], Order] = Recent(_ORDERS)
         self.newest: Recent[bytes, int] = Recent(_ORDERS)
-        self.chosen: Recent[bytes, tuple[bytes, int]] = Recent(conversations)
+        self.chosen: Recent[bytes, tuple[bytes, int]] = Recent(self._conversations)
 
 
 def learn(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ctxgate.inference import wire
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from ctxgate.inference.wire import Body, Pieces
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _DICT: Final = msgspec.json.Decoder(dict[str, object])
 
 
-@dataclass(frozen=True, slots=True)
-class PlanEdit:
+class PlanEdit(Record, frozen=True):
     """One change to the outgoing body: what was changed and for which purpose."""
 
     field: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.rules import ALL_RULES
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     import re
@@ -27,8 +27,7 @@ class Level(StrEnum):
 LEVELS: Final = tuple(Level)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Record, frozen=True):
     """What layout may do to one request.
 
     `rules`: the rewrites that the pool's template allows. `kinds` and `patterns` declare volatile text of

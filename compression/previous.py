@@ -6,6 +6,9 @@ before are somewhere near the end of this one. A single message, or the task tha
 to it only where the two have messages in common: a "yes" is said in many conversations, and one task can
 hold several.
 
+Where a prompt is sent again for another task or to another model, both have the same messages. The request
+before is then the one of the same task, even where another one is longer.
+
 What is kept is bounded: outlines by their elements, bodies by their bytes.
 """
 
@@ -33,6 +36,7 @@ _CONVERSATIONS: Final = 200_000  # names that lead to one
 _ELEMENT_BYTES: Final = 96  # that a parsed body takes for each element, beside its bytes
 _FIRST: Final = 4
 _WALK: Final = 256  # messages that two requests of one conversation lie apart at most
+_CANDIDATES: Final = 8  # keys that lead to other tasks' requests, before one of them is taken
 
 
 class Owner(NamedTuple):
@@ -46,7 +50,7 @@ class Owner(NamedTuple):
 class Before:
     """A request that was sent: its prompt, where to, how many tokens the engine counted, and when.
 
-    `conversation` names the line of requests that it was the last of.
+    `conversation` names the line of requests that it was the last of, `task` whom it was sent for.
     """
 
     conversation: bytes
@@ -54,6 +58,7 @@ class Before:
     place: Place
     tokens: int | None
     at_us: int
+    task: str = ""
 
 
 class _Kept(NamedTuple):
@@ -74,19 +79,36 @@ class Previous:
 
     def find(self, owner: Owner, sent: Sent) -> Before | None:
         """The request before this one; None for a conversation's first, or where it is forgotten."""
-        tenant, outline, chain = owner.tenant, sent.outline, sent.chain
-        for _, before in self._named(tenant, chain[: max(len(chain) - _WALK, 0) : -1]):
-            return before
-        pairs, singles = outline.last(_WALK, 2), outline.last(_WALK, 1)
-        keys: list[bytes | str] = [*pairs, *singles, owner.task]
-        for key, before in self._named(tenant, keys):
-            if key == owner.task:
-                related = _has_in_common(before.outline, outline)
-            else:
-                related = len(key) > WIDTH or _is_same_talk(before.outline, outline)
-            if related:
+        chain = sent.chain
+        links = chain[: max(len(chain) - _WALK, 0) : -1]
+        grown = next((before for _, before in self._named(owner.tenant, links)), None)
+        if grown is not None and grown.task == owner.task:
+            return grown
+        return self._of_task(owner, sent.outline) or grown or self._by_messages(owner, sent.outline)
+
+    def _of_task(self, owner: Owner, outline: Outline) -> Before | None:
+        """The last request of the task, where this prompt holds the end of it, or only ends otherwise."""
+        for _, before in self._named(owner.tenant, [owner.task]):
+            if _is_retry(before.outline, outline) or _holds_end(before.outline, outline):
                 return before
         return None
+
+    def _by_messages(self, owner: Owner, outline: Outline) -> Before | None:
+        """The request whose end this prompt holds nearest its own end, rather one of the same task."""
+        keys: list[bytes | str] = [*outline.last(_WALK, 2), *outline.last(_WALK, 1), owner.task]
+        nearest, candidates = None, 0
+        for key, before in self._named(owner.tenant, keys):
+            if key == owner.task:
+                related = nearest is None and _has_in_common(before.outline, outline)
+            else:
+                related = len(key) > WIDTH or _is_same_talk(before.outline, outline)
+            if related and owner.task in (before.task, key):
+                return before
+            if related:
+                nearest, candidates = nearest or before, candidates + 1
+                if candidates == _CANDIDATES:
+                    break
+        return nearest
 
     def body(self, before: Before) -> bytes | None:
         """The bytes of that request, None where they are no longer kept."""
@@ -113,10 +135,10 @@ class Previous:
         outline = sent.outline
         if not outline.messages:
             return
-        name = owner.tenant.encode() + sent.chain[-1]
-        if before is not None and goes_on(before, outline):
+        name = f"{owner.tenant}/{owner.task}/".encode() + sent.chain[-1]
+        if before is not None and _replaces(owner, outline, before):
             name = before.conversation
-        self._requests.put(name, Before(name, outline, place, tokens, now_us))
+        self._requests.put(name, Before(name, outline, place, tokens, now_us, owner.task))
         if isinstance(body, bytes):
             kept = _Kept(body, None, len(body))
         else:
@@ -137,6 +159,33 @@ class Previous:
 def goes_on(before: Before, outline: Outline) -> bool:
     """Whether a prompt holds the end of the one before: else it is a sibling, or history was rewritten."""
     return outline.holds(before.outline.message(-1))
+
+
+def _replaces(owner: Owner, outline: Outline, before: Before) -> bool:
+    """Whether a request goes on from the one before. For another task it may as well be a replay of it."""
+    if not goes_on(before, outline):
+        return False
+    one = before.outline
+    return before.task == owner.task or (one.fields == outline.fields and one.messages < outline.messages)
+
+
+def _is_retry(one: Outline, two: Outline) -> bool:
+    """Whether two prompts of equal length differ in nothing but their last two messages, and have more."""
+    same = one.elements[: -2 * WIDTH]
+    return (
+        len(one) == len(two)
+        and len(same) > one.head * WIDTH
+        and one.fields == two.fields
+        and two.elements.startswith(same)
+    )
+
+
+def _holds_end(one: Outline, two: Outline) -> bool:
+    """Whether the second prompt holds the first one's last two messages; one will do where it has no more."""
+    talk = min(2, len(one) - one.head)
+    if talk == 0 or not two.holds(one.elements[-talk * WIDTH :]):
+        return False
+    return talk > 1 or _is_same_talk(one, two)
 
 
 def _messages(outline: Outline) -> list[bytes]:

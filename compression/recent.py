@@ -49,7 +49,7 @@ class Recent(Generic[K, V]):
     def known(self, keys: Iterable[K]) -> Iterator[K]:
         """Those of the keys that have a value, in their order; cheap for many that have none."""
         young, old = self._young, self._old
-        return filter(lambda key: key in young or key in old, keys)
+        return (key for key in keys if key in young or key in old)
 
     def put(self, key: K, value: V) -> None:
         """Keep a value. One that weighs more than half of the limit is not kept."""

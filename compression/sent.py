@@ -43,6 +43,7 @@ _FIELDS: Final = (
 )
 _NAMES: Final = tuple(name for name, _ in _FIELDS)
 _NULL: Final = b"null"
+_FEW: Final = 1024  # bytes that are faster compared as one number than by halves
 
 
 class _Message(msgspec.Struct):
@@ -78,6 +79,11 @@ class Outline:
         return len(self.sizes)
 
     @property
+    def head(self) -> int:
+        """How many elements the head has: tools, and leading system or developer messages."""
+        return self.tools + self.heads
+
+    @property
     def messages(self) -> int:
         """How many messages there are."""
         return len(self.sizes) - self.tools
@@ -110,8 +116,9 @@ class Outline:
 class Sent:
     """One outgoing prompt: its outline, and the chain of it.
 
-    `chain` has a hash for the fields and one for each element, each covering all before it; `sizes` are
-    the bytes behind each, 0 for the fields.
+    `chain` has a hash for the fields, one for the whole head where there is one (tools and leading system
+    or developer messages: in which order these are printed is the template's business) and one for each
+    message behind it. Each covers all before it.
     """
 
     outline: Outline
@@ -119,8 +126,11 @@ class Sent:
 
     @property
     def sizes(self) -> array[int]:
-        """Bytes of each link of the chain."""
-        return array("Q", [0]) + self.outline.sizes
+        """Bytes of each link of the chain, 0 for the fields."""
+        sizes = self.outline.sizes
+        if (head := self.outline.head) < 2:
+            return array("Q", [0]) + sizes
+        return array("Q", [0, sum(sizes[:head])]) + sizes[head:]
 
 
 class Digester:
@@ -165,17 +175,21 @@ class Digester:
         sizes: array[int],
         shape: tuple[int, int, tuple[int, ...] | None],
     ) -> Sent:
-        elements = b"".join(digests)
-        if len(digests) < _LONG:
-            chain = self._extended((self._digest(fields),), digests)
+        outline = Outline(fields, b"".join(digests), sizes, *shape)
+        units, links = outline.elements, digests
+        if (head := outline.head) > 1:
+            links = [self._digest(units[: head * WIDTH]), *digests[head:]]
+            units = links[0] + units[head * WIDTH :]
+        if len(links) < _LONG:
+            chain = self._extended((self._digest(fields),), links)
         else:
-            chain = self._long_chain(fields, elements, digests)
-        return Sent(Outline(fields, elements, sizes, *shape), chain)
+            chain = self._long_chain(fields, units, links)
+        return Sent(outline, chain)
 
-    def _long_chain(self, fields: bytes, elements: bytes, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+    def _long_chain(self, fields: bytes, units: bytes, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """The chain, made from that of the longest beginning that is remembered, and remembered."""
         start = len(digests) - _NEW_ELEMENTS
-        beginning = xxhash.xxh3_128(fields + elements[: start * WIDTH], seed=self._seed)
+        beginning = xxhash.xxh3_128(fields + units[: start * WIDTH], seed=self._seed)
         keys = [beginning.digest()]
         for digest in digests[start:]:
             beginning.update(digest)
@@ -230,11 +244,11 @@ def first_difference(one: Outline, two: Outline) -> Divergence:
     Kinds are the coarse ones: another spelling looks like another text. A prompt that is a beginning of
     the first one extends it too: nothing of it is new.
     """
-    at = common_prefix(one.fields, two.fields) // WIDTH
+    at = common_bytes(one.fields, two.fields) // WIDTH
     if at < len(_FIELDS):
         name, kind = _FIELDS[at]
         return Divergence(kind, name, avoidable_bytes=_held(one, two, 0))
-    at = common_prefix(one.elements, two.elements) // WIDTH
+    at = common_bytes(one.elements, two.elements) // WIDTH
     if one.tools != two.tools:
         at = min(at, one.tools, two.tools)  # a tool and a message are never the same element
     elif at == min(len(one), len(two)):
@@ -266,7 +280,16 @@ def _kind(one: Outline, two: Outline, at: int, *, tool: bool) -> DivergenceKind:
 
 def common_run(one: Outline, two: Outline, at: int) -> int:
     """How many elements, from one of them on, are the same ones in both prompts."""
-    return common_prefix(one.elements[at * WIDTH :], two.elements[at * WIDTH :]) // WIDTH
+    return common_bytes(one.elements[at * WIDTH :], two.elements[at * WIDTH :]) // WIDTH
+
+
+def common_bytes(one: bytes, two: bytes) -> int:
+    """How many leading bytes are the same ones: `common_prefix`, faster where there are few."""
+    size = min(len(one), len(two))
+    if size > _FEW:
+        return common_prefix(one, two)
+    differing = int.from_bytes(one[:size], "big") ^ int.from_bytes(two[:size], "big")
+    return size - (differing.bit_length() + 7) // 8
 
 
 def _held(one: Outline, two: Outline, at: int) -> int:

@@ -107,5 +107,11 @@ def check_length(before: Prompt, after: Prompt, *, notes: bool = False) -> None:
 
 
 def size_of(prompt: Prompt) -> int:
-    """Bytes of what the messages and tools of a prompt say."""
-    return sum(facts.size for facts in prompt.facts) + sum(tool.size for tool in prompt.tools or ())
+    """Bytes of what the messages and tools of a prompt say; the ids of tool calls say nothing."""
+    return sum(map(_said, prompt.facts)) + sum(tool.size for tool in prompt.tools or ())
+
+
+def _said(facts: Facts) -> int:
+    if not facts.calls and facts.answers is None:
+        return facts.size
+    return facts.size - sum(len(id_.encode()) for id_ in (*facts.calls, facts.answers or ""))

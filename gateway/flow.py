@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.inference.record import Record
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -62,16 +64,14 @@ class Inbound:
     received_at_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Record, frozen=True):
     """The job a request belongs to, and where its name was found. Namespaced under the key."""
 
     name: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Identified:
+class Identified(Record, frozen=True):
     """The sender, the task, and the root of the conversation (bytes that name its first messages)."""
 
     inbound: Inbound
@@ -80,8 +80,7 @@ class Identified:
     root: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Record, frozen=True):
     """What the tenant may use: the model, and the pools that may serve it, the default first."""
 
     identified: Identified
@@ -89,8 +88,7 @@ class Allowed:
     pools: tuple[Pool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Record, frozen=True):
     """The outgoing prompt, the layout level it was planned at, and what is known of it and those before it.
 
     `seen` is None where a prompt cannot be followed: embeddings, and several prompts in one call.
@@ -102,8 +100,7 @@ class Planned:
     seen: Seen | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(Record, frozen=True):
     """Where this attempt goes, and why."""
 
     planned: Planned
@@ -112,8 +109,7 @@ class Routed:
     replica: Replica
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Record, frozen=True):
     """The attempt as the ledger knows it from now on, and what its replica should find in its cache."""
 
     routed: Routed
@@ -121,8 +117,7 @@ class Held:
     expected: Expected | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Record, frozen=True):
     """How the attempt ended.
 
     `retriable`: no byte reached the client and another try may help. `connection_lost`: the connection
@@ -140,8 +135,7 @@ class Answered:
     connection_lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Record, frozen=True):
     """The attempt's price, and why it missed the cache, as booked."""
 
     answered: Answered

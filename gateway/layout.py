@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
+import traceback
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import layout
@@ -19,7 +19,9 @@ from ctxgate.compression.reverting import Reverting, Side
 from ctxgate.compression.validity import Invalid, check_length, check_same
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Surface
+from ctxgate.gateway.forms import FRESH_US
 from ctxgate.gateway.ledger import LedgerError
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,8 +39,7 @@ DROPPED: Final = ("store", "hidden", "longer", "invalid", "defect")
 would grow; the edited body failed the checker; an error in the layout itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(Record, frozen=True):
     """The body to go on with, and what was changed in it."""
 
     body: Body
@@ -57,6 +58,7 @@ class LayoutStage:
         self._dropped = dropped
         self._memory = layout.Memory(seed=secrets.randbits(64))
         self._reverting = Reverting()
+        self._remembers_since_us: int | None = None
 
     async def lay_out(self, identified: Identified, policy: Policy, now_us: int) -> Laid:
         """The body as it goes on. Never raises for a failure of its own.
@@ -76,20 +78,29 @@ class LayoutStage:
             self._dropped("store")
         except Invalid as invalid:
             self._dropped("longer" if invalid.reason == "longer" else "invalid")
-        except Exception:  # no defect in layout may fail a request that works without it
-            log.exception("layout of request %s failed", inbound.request_id)
+        except Exception as error:  # noqa: BLE001 - no defect in layout may fail a request that works without it
+            # Its text is not logged: it may quote a prompt.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            log.error(
+                "layout of request %s failed: %s in %s, line %s",
+                inbound.request_id,
+                type(error).__name__,
+                place.name,
+                place.lineno,
+            )
             self._dropped("defect")
         return Laid(inbound.body)
 
     async def _lay_out(self, inbound: Inbound, tenant: str, policy: Policy, now_us: int) -> Laid:
-        body = inbound.body
+        body, deadline = inbound.body, self._forms.deadline()
+        self._ask_again_each_day(now_us)
         prompt = layout.look(body, inbound.messages, tenant, self._memory)
         work = layout.lay_out(body, inbound.messages, prompt, tenant, self._memory, policy)
         answer: Mapping[bytes, bytes] | None = None
         try:
             while True:
                 ask = next(work) if answer is None else work.send(answer)
-                answer = await self._forms.answer(tenant, ask, now_us)
+                answer = await self._forms.answer(tenant, ask, now_us, deadline)
         except StopIteration as end:
             result: LayoutResult = end.value
         if result.dropped is not None:
@@ -98,6 +109,14 @@ class LayoutStage:
             return Laid(body)
         before = Side(prompt, inbound.messages)
         return Laid(self._checked(body, before, result, tenant, policy), result.reasons)
+
+    def _ask_again_each_day(self, now_us: int) -> None:
+        """Let the store know what is in use, though memory would have answered."""
+        if self._remembers_since_us is None:
+            self._remembers_since_us = now_us
+        elif now_us - self._remembers_since_us > FRESH_US:
+            self._memory.forget()
+            self._remembers_since_us = now_us
 
     def _checked(self, body: Body, before: Side, result: LayoutResult, tenant: str, policy: Policy) -> Body:
         """The edited body. Raises `Invalid` where it is not the same prompt."""

@@ -31,6 +31,7 @@ def level_of(inbound: Inbound, key: Key, config: Config) -> Level:
     asked = inbound.headers.get(LAYOUT_HEADER)
     if asked is None:
         return allowed
+    asked = asked.strip()
     if asked not in LEVELS:
         message = f"Header '{LAYOUT_HEADER}' must be one of: {', '.join(LEVELS)}."
         raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ctxgate.inference.record import Record
+
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Iterable, Mapping
@@ -76,8 +78,7 @@ class Outcome(StrEnum):
     FAILED = "failed"  # a defect of the gateway
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOpened:
+class AttemptOpened(Record, frozen=True):
     """What is known when an attempt is dispatched. Times are Unix microseconds."""
 
     attempt_id: str
@@ -99,8 +100,7 @@ class AttemptOpened:
     estimated_prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptSettled:
+class AttemptSettled(Record, frozen=True):
     """How an attempt ended. Durations are microseconds since `opened_at_us`."""
 
     attempt_id: str

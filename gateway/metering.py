@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,6 +13,7 @@ from ctxgate.inference.chat_stream import FinishFacts, StreamTerms
 from ctxgate.inference.chunk_edit import top_level
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
 from ctxgate.inference.rates import format_usd
+from ctxgate.inference.record import Record
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
 from ctxgate.inference.usage_meter import UsageDialect
 from ctxgate.inference.usage_parse import never_scheduled
@@ -41,16 +41,14 @@ class _UsageMember(msgspec.Struct):
 _USAGE: Final = msgspec.json.Decoder(_UsageMember)
 
 
-@dataclass(frozen=True, slots=True)
-class Metered:
+class Metered(Record, frozen=True):
     """A call's usage, with what was odd about the engine's report."""
 
     usage: Usage
     anomalies: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(Record, frozen=True):
     """What an estimate of a call stands on: its prompt's estimated length and the output's ratio."""
 
     prompt_tokens: int | None

@@ -157,7 +157,7 @@ def _by_content(evidence: Evidence) -> Miss | None:
 def _lost_otherwise(evidence: Evidence, difference: Divergence, before: Before) -> int:
     """Tokens from the front that the content would have left in the cache, wherever they are now."""
     if before.place != evidence.place:
-        return evidence.whole(evidence.tokens_of(difference.kept_bytes))
+        return evidence.whole(evidence.tokens_of(_kept(difference, before)))
     expected = evidence.expected
     return evidence.whole(expected.tokens) if expected is not None and expected.counted else 0
 
@@ -174,6 +174,11 @@ def _in_head(difference: Divergence, before: Before) -> bool:
     return index is None or difference.field.startswith("tools") or index < before.outline.heads
 
 
+def _kept(difference: Divergence, before: Before) -> int:
+    """Bytes of a prompt that certainly stand before the difference: in the head, none do."""
+    return 0 if _in_head(difference, before) else difference.kept_bytes
+
+
 def _by_place(evidence: Evidence) -> Miss | None:
     """Tokens that the replica no longer held, or never did."""
     before, expected, difference = evidence.before, evidence.expected, evidence.difference
@@ -186,7 +191,7 @@ def _by_place(evidence: Evidence) -> Miss | None:
     ):
         kept = before.tokens
         if difference is not None and difference.rendered:
-            kept = min(kept, evidence.tokens_of(difference.kept_bytes))
+            kept = min(kept, evidence.tokens_of(_kept(difference, before)))
         cause, detail = MissCause.MOVED_REPLICA, "/".join(before.place)
         short = evidence.whole(kept) - evidence.cached
     elif expected is not None:

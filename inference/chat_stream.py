@@ -19,6 +19,7 @@ import msgspec
 from ctxgate.inference.chunk_edit import with_first, with_last, without_member
 from ctxgate.inference.chunk_fields import EMPTY, decode_lenient, decode_typed, is_set, text_size
 from ctxgate.inference.chunk_shape import UNFINISHED, shape_of
+from ctxgate.inference.record import Record
 from ctxgate.inference.sse import DONE, data_of, name_of
 from ctxgate.inference.usage_meter import UsageDialect, UsageMeter, lower_bound
 
@@ -50,8 +51,7 @@ class Ending(StrEnum):
     TRUNCATED = "truncated"  # it broke off
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTerms:
+class StreamTerms(Record, frozen=True):
     """What the client asked for and what the gateway added to it.
 
     `client_wants_usage`: `stream_options.include_usage` is true. `client_wants_continuous`: so is
@@ -62,7 +62,7 @@ class StreamTerms:
     client_wants_usage: bool = False
     client_wants_continuous: bool = False
     injected_continuous: bool = False
-    dialect: UsageDialect = field(default_factory=UsageDialect)
+    dialect: UsageDialect = msgspec.field(default_factory=UsageDialect)
     fingerprint: str | None = None
 
 

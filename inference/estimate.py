@@ -8,10 +8,12 @@ counts; a measured figure is never replaced.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+import msgspec
+
+from ctxgate.inference.record import Record
 from ctxgate.inference.usage import UNKNOWN, Certainty, Count, Usage, estimated
 
 DEFAULT_BYTES_PER_TOKEN: Final = 4.0  # English prose and code with a 100k-200k vocabulary
@@ -20,8 +22,7 @@ _LEAST_TOKENS: Final = 16  # shorter texts are dominated by the template's own t
 _LOWEST, _HIGHEST = 0.25, 64.0  # beyond these a pair is a fault of the report, not a property of the text
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRatio:
+class TokenRatio(Record, frozen=True):
     """Bytes per token: the median of the latest samples, so that single outliers do not move it."""
 
     samples: tuple[float, ...] = ()
@@ -67,7 +68,9 @@ def fill_unknown(
     """
     if output is not None and usage.reasoning.value is not None:
         output = max(output, usage.reasoning.value)  # a part is never larger than its whole
-    return replace(_fill_prompt(usage, prompt, cached), output=_or_estimate(usage.output, output))
+    return msgspec.structs.replace(
+        _fill_prompt(usage, prompt, cached), output=_or_estimate(usage.output, output)
+    )
 
 
 def _fill_prompt(usage: Usage, prompt: int | None, cached: int | None) -> Usage:
@@ -75,12 +78,12 @@ def _fill_prompt(usage: Usage, prompt: int | None, cached: int | None) -> Usage:
         return usage
     total = prompt if usage.prompt is None else usage.prompt
     if total is None:
-        return replace(usage, cached=_or_estimate(usage.cached, cached))
+        return msgspec.structs.replace(usage, cached=_or_estimate(usage.cached, cached))
     floor = max(usage.uncached.value or 0, usage.written.value or 0)
     hit = cached if usage.cached.value is None else usage.cached.value
     hit = None if hit is None else min(hit, max(total - floor, 0))
     rest = max(total - (hit or 0), usage.written.value or 0)
-    return replace(
+    return msgspec.structs.replace(
         usage,
         uncached=_or_estimate(usage.uncached, rest),
         cached=usage.cached if usage.cached.value is not None else _or_unknown(hit),

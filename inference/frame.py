@@ -7,10 +7,11 @@ replaced without another scan of the whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +29,7 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Record, frozen=True):
     """A body whose messages lie at `raw[start:end]`, each at one of `spans`.
 
     `text` is the body with a number in their place, `members` what a reader finds in it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.inference.record import Record
 from ctxgate.inference.usage import Certainty, Usage, measured
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ class RateCard:
     versions: tuple[tuple[Rates, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Record, frozen=True):
     """Nano-dollars per component; a component is None where its token count is unknown.
 
     `total` is None when nothing is known. `exact` says that every priced component was measured.

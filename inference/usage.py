@@ -7,9 +7,10 @@ known: an engine's own zero is a measurement, an absent figure is unknown, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from ctxgate.inference.record import Record
 
 
 class Certainty(StrEnum):
@@ -20,8 +21,7 @@ class Certainty(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Record, frozen=True):
     """A number of tokens and how it is known; `value` is None exactly when it is unknown."""
 
     value: int | None
@@ -47,8 +47,7 @@ def estimated(tokens: int) -> Count:
     return Count(tokens, Certainty.ESTIMATED)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Record, frozen=True):
     """The tokens of one attempt. `written` lies inside `uncached`, `reasoning` inside `output`.
 
     `prompt_total` is set where the engine told the whole prompt but not its cached part; it is not a

@@ -8,11 +8,12 @@ list assignment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ctxgate.inference.record import Record
 from ctxgate.inference.usage import UNKNOWN, Certainty, Count, Usage, estimated, measured
 from ctxgate.inference.usage_parse import ABSENT, INCLUSIVE, ParsedUsage, RawUsage, parse_usage
 
@@ -23,8 +24,7 @@ _NULL: Final = (b"", b"null")
 _KEPT: Final = 3  # the first snapshot, the last, and one before it in case the last is garbage
 
 
-@dataclass(frozen=True, slots=True)
-class UsageDialect:
+class UsageDialect(Record, frozen=True):
     """How an upstream's usage is to be read for one call.
 
     `choices` is how many choices the call asked for over all of its `prompts`: n times their number.
@@ -101,7 +101,7 @@ class UsageMeter:
 
     def _fold_running(self) -> ParsedUsage:
         # Running figures leave the cached part out until the last one: there, absent is never zero.
-        dialect = replace(self.dialect, cached_absent_is_zero=False)
+        dialect = msgspec.structs.replace(self.dialect, cached_absent_is_zero=False)
         by_choice = {choice: self._fold(raws, dialect) for choice, raws in self._running.items()}
         known = {choice: one.usage for choice, one in by_choice.items() if one.usage is not None}
         if not known:
@@ -132,14 +132,14 @@ def merge(earlier: Usage, later: Usage) -> Usage:
     silent = later.prompt is None and later.cached.value is None
     unsplit = later.cached.value is None and later.prompt is not None and later.prompt == earlier.prompt
     prompt, output = earlier if silent or unsplit else later, earlier if keeps_output else later
-    return replace(prompt, output=output.output, reasoning=output.reasoning)
+    return msgspec.structs.replace(prompt, output=output.output, reasoning=output.reasoning)
 
 
 def lower_bound(usage: Usage) -> Usage:
     """The same record with a measured output marked as estimated: the stream was cut, more may be due."""
     if usage.output.value is None or usage.output.certainty is not Certainty.MEASURED:
         return usage
-    return replace(usage, output=estimated(usage.output.value))
+    return msgspec.structs.replace(usage, output=estimated(usage.output.value))
 
 
 def _add(values: list[int | None], *, whole: bool) -> Count:

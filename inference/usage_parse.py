@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from ctxgate.inference.record import Record
 from ctxgate.inference.usage import UNKNOWN, Count, Usage, measured
 from ctxgate.inference.usage_usual import LARGEST, usual_usage
 
@@ -66,8 +67,7 @@ _MAX_UNKNOWN_FIELDS: Final = 8
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedUsage:
+class ParsedUsage(Record, frozen=True):
     """What a usage object said.
 
     `usage` is None when there was none, or when it was rejected (then `anomalies` says why).

@@ -7,16 +7,16 @@ moves only its own conversations, spread over the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
+class ReplicaState(Record, frozen=True):
     """One replica at the moment of the decision. `in_flight` counts this gateway's open attempts."""
 
     pool: str
@@ -25,8 +25,7 @@ class ReplicaState:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record, frozen=True):
     """A replica with the score that ranked it; the highest wins. `excluded` says why it may not."""
 
     pool: str
@@ -35,8 +34,7 @@ class Candidate:
     excluded: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
+class RouteDecision(Record, frozen=True):
     """The chosen replica and every candidate, best first."""
 
     pool: str

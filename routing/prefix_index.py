@@ -1,8 +1,10 @@
 """What each replica has read of which prompts, and so what it should find of the next one in its cache.
 
-A prompt comes as a chain: one opaque hash per element (what selects the cache, each tool, each message),
-each covering all before it, so that two prompts share a prefix exactly as far as their chains agree. The
-index keeps, per place (a pool and a replica), how many tokens the prompt had at each hash.
+A prompt comes as a chain: one opaque hash per element (what selects the cache, the whole head, each message
+behind it), each covering all before it, so that two prompts share a prefix at least as far as their chains
+agree. Inside the head, of tools and system messages, nothing is known to be shared: whichever of them a
+template prints first may differ. The index keeps, per place (a pool and a replica), how many tokens the
+prompt had at each hash.
 
 A reply's usage tells the tokens of a whole prompt. Points between two such ends are apportioned by bytes,
 and corrected when a reply tells how much of the prompt was found in the cache. The engine's answers are

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from ctxgate.inference.record import Record
+
 if TYPE_CHECKING:
     import asyncio
     import sqlite3
@@ -14,16 +16,14 @@ if TYPE_CHECKING:
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Record, frozen=True):
     """An opening row to insert."""
 
     row: AttemptOpened
     future: asyncio.Future[None]
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Record, frozen=True):
     """A settlement to write."""
 
     row: AttemptSettled

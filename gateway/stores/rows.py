@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import date
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | None
 """What the ledger stores in a column."""
 
-COUNTS: Final = tuple(field.name for field in fields(Usage))
-OPENED_COLUMNS: Final = tuple(field.name for field in fields(AttemptOpened))
+COUNTS: Final = Usage.__struct_fields__
+OPENED_COLUMNS: Final = AttemptOpened.__struct_fields__
 MISS_COLUMNS: Final = (
     "miss_cause",
     "miss_detail",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ctxgate.compression.previous import Before, Owner, Previous
 from ctxgate.compression.sent import Digester
 from ctxgate.inference import wire
@@ -28,9 +30,9 @@ def said(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def prompt(*messages: dict[str, Any], tools: int = 0) -> Sent:
+def prompt(*messages: dict[str, Any], tools: int = 0, model: str = "m") -> Sent:
     listed = [{"type": "function", "function": {"name": f"t{number}"}} for number in range(tools)]
-    body = wire.parse(json.dumps({"model": "m", "messages": messages, "tools": listed}).encode())
+    body = wire.parse(json.dumps({"model": model, "messages": messages, "tools": listed}).encode())
     return DIGESTER.chat(body, body.items("messages"))
 
 
@@ -66,7 +68,7 @@ def test_what_is_kept_of_a_request_comes_back() -> None:
     sent = prompt(system("s"), A, tools=2)
     clients.send(sent, "three")
     before = clients.previous.find(Owner("acme/search", "job"), prompt(system("s"), A, B, C, tools=2))
-    assert before == Before(before.conversation if before else b"", sent.outline, PLACE, 5, 5)
+    assert before == Before(before.conversation if before else b"", sent.outline, PLACE, 5, 5, "job")
 
 
 def test_gateways_l13_a_head_that_changes_each_turn_does_not_hide_the_conversation() -> None:
@@ -144,6 +146,63 @@ def test_a_conversation_takes_one_place_however_long_it_grows() -> None:
         clients.send(prompt(*history), "loud", task="loud")
         history += [said(f"a{number}"), user(f"u{number}")]
     assert clients.send(prompt(system("quiet"), A, B, C), task="quiet") == "quiet"
+
+
+TALK = [A, B, C, said("x"), user("y"), said("z"), user("w"), said("v"), user("u")]
+
+
+@pytest.mark.parametrize("model", ["m", "n"])
+@pytest.mark.parametrize("clock", [False, True])
+def test_a_replay_follows_its_own_requests_and_not_the_longer_ones_of_another_task(
+    model: str, clock: bool
+) -> None:
+    clients = Clients()
+
+    def turn(length: int, arm: str, model: str = "m") -> Sent:
+        return prompt(system(f"{arm} {length}" if clock else "s"), *TALK[:length], tools=1, model=model)
+
+    for length in (1, 3, 5, 7, 9):
+        clients.send(turn(length, "a"), f"a{length}", task="a")
+    followed = [clients.send(turn(length, "b", model), f"b{length}", task="b") for length in (1, 3, 5, 7, 9)]
+    assert followed[1:] == ["b1", "b3", "b5", "b7"]
+
+
+@pytest.mark.parametrize("models", ["mm", "mn"])
+@pytest.mark.parametrize("clock", [False, True])
+def test_two_arms_that_take_turns_follow_their_own_requests(models: str, clock: bool) -> None:
+    clients = Clients()
+    followed = []
+    for length in (3, 5, 7, 9):
+        for arm, model in zip("ab", models, strict=True):
+            head = system(f"{arm} {length}" if clock else "s")
+            turn = prompt(head, *TALK[:length], model=model)
+            followed.append(clients.send(turn, f"{arm}{length}", task=arm))
+    assert followed == [None, "a3", "a3", "b3", "a5", "b5", "a7", "b7"]
+
+
+def test_another_attempt_at_the_last_step_follows_the_one_before() -> None:
+    clients = Clients()
+    clients.send(prompt(system("s"), A, B, C, said("x"), user("y")), "first")
+    assert clients.send(prompt(system("s"), A, B, C, said("z"), user("w")), "second") == "first"
+    assert clients.send(prompt(system("s"), A, B, C, said("v"), user("u"))) == "second"
+
+
+def test_a_task_that_goes_on_with_another_model_follows_itself() -> None:
+    clients = Clients()
+    clients.send(prompt(*TALK[:3]), "m")
+    assert clients.send(prompt(*TALK[:5], model="n")) == "m"
+
+
+def test_the_last_request_of_a_task_is_not_taken_for_the_one_before_where_another_branch_is() -> None:
+    """Both branches end in the same word, and the other one was the last to be sent."""
+    clients = Clients()
+    root = (A, B, C, said("x"))
+    right = (*root, user("r"), said("right"), user("wait"))
+    clients.send(prompt(system("1"), *root, user("l"), said("left"), user("go on")), "left")
+    clients.send(prompt(system("2"), *right), "right 1")
+    assert clients.send(prompt(system("2"), *right, said("so"), user("go on")), "right 2") == "right 1"
+    turn = (*root, user("l"), said("left"), user("go on"), said("ok"), user("more"))
+    assert clients.send(prompt(system("3"), *turn)) == "left"
 
 
 def test_bodies_are_bounded_by_their_bytes() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxgate.compression.divergence import DivergenceKind as Kind
-from ctxgate.compression.sent import WIDTH, Digester, Sent, first_difference
+from ctxgate.compression.sent import WIDTH, Digester, Sent, common_bytes, first_difference
 from ctxgate.inference import wire
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -37,9 +37,10 @@ def test_a_prompt_is_its_fields_then_its_tools_then_its_messages() -> None:
     found = sent([SYSTEM, ASK], tools=TOOLS)
     outline = found.outline
     assert (len(outline), outline.tools, outline.messages, outline.heads) == (5, 3, 2, 1)
-    assert len(found.chain) == len(found.sizes) == 6
+    assert len(found.chain) == len(found.sizes) == 3  # the fields, the whole head, the question
     sizes = [len(json.dumps(part)) for part in (*TOOLS, SYSTEM, ASK)]
-    assert list(found.sizes) == [0, *sizes]
+    assert list(found.sizes) == [0, sum(sizes[:4]), sizes[4]]
+    assert outline.head == 4
     assert outline.size == sum(sizes)
     assert outline.message(0) == outline.digests()[3] == outline.elements[3 * WIDTH : 4 * WIDTH]
     assert outline.message(-1) == outline.digests()[4]
@@ -80,6 +81,37 @@ def test_members_that_reach_no_prompt_do_not_count() -> None:
     assert (
         sent([ASK], temperature=0, max_tokens=3, stream=True, tool_choice="auto").chain == sent([ASK]).chain
     )
+
+
+@pytest.mark.parametrize(
+    ("system", "shared"),
+    [([SYSTEM], 2), ([SYSTEM | {"content": "Be long."}], 1), ([SYSTEM, SYSTEM], 1), ([], 1)],
+)
+@pytest.mark.parametrize("tools", [TOOLS, None])
+@pytest.mark.parametrize("rounds", [1, 40])  # a long chain is made in another way
+def test_equal_tools_share_nothing_unless_the_whole_head_is_equal(
+    system: list[dict[str, Any]], shared: int, tools: Any, rounds: int
+) -> None:
+    """Templates may print the system text before the tools."""
+    one = sent([SYSTEM, ASK, *[ANSWER, MORE] * rounds], tools=tools)
+    two = sent([*system, MORE, *[ANSWER, MORE] * rounds], tools=tools)
+    alike = [a == b for a, b in zip(one.chain, two.chain, strict=False)]
+    assert alike == [True] * shared + [False] * (len(alike) - shared)
+    assert len(two.chain) == len(two.sizes)
+    assert sum(two.sizes) == two.outline.size
+
+
+def test_a_long_chain_that_goes_on_from_a_remembered_one_is_that_of_the_whole() -> None:
+    turns = [SYSTEM, ASK, *[ANSWER, MORE] * 40]
+    digester = Digester(seed=7)
+
+    def chain(count: int, by: Digester) -> tuple[bytes, ...]:
+        body = wire.parse(json.dumps({"model": "m", "messages": turns[:count], "tools": TOOLS}).encode())
+        return by.chat(body, body.items("messages")).chain
+
+    grown = [chain(count, digester) for count in range(60, 82, 2)]
+    assert grown == [chain(count, Digester(seed=7)) for count in range(60, 82, 2)]
+    assert [len(one) for one in grown] == list(range(61, 83, 2))
 
 
 def test_routing_d3_the_same_messages_with_other_tools_share_nothing_behind_the_fields() -> None:
@@ -149,6 +181,15 @@ def test_a_completions_prompt_is_one_element() -> None:
     assert (len(found.chain), list(found.sizes)) == (2, [0, 11])
     assert DIGESTER.text(body).chain == found.chain
     assert DIGESTER.text(wire.parse(b'{"model":"m","prompt":"once upon a"}')).chain[1] != found.chain[1]
+
+
+@pytest.mark.parametrize("one", [b"", b"abc", b"abd", b"abcabc", b"\0abc", b"x" * 2_000, b"x" * 1_999 + b"y"])
+@pytest.mark.parametrize("two", [b"", b"abc", b"\0", b"x" * 2_000, b"x" * 500 + b"y" * 400])
+def test_leading_bytes_in_common_are_those_of_a_plain_loop(one: bytes, two: bytes) -> None:
+    expected = 0
+    while expected < min(len(one), len(two)) and one[expected] == two[expected]:
+        expected += 1
+    assert common_bytes(one, two) == expected
 
 
 def test_another_seed_gives_other_digests() -> None:

@@ -245,6 +245,8 @@ async def test_a_defect_in_the_layout_is_counted_and_harmless(
     assert sent(upstream) == [request(1, turned=False), request(1, turned=True)]
     assert await dropped(safe) == {"defect": 2}
     assert "layout of request" in caplog.text
+    assert "RuntimeError in broken" in caplog.text
+    assert "a defect" not in caplog.text  # an error's own words may quote a prompt
 
 
 async def test_a_body_with_repeated_members_goes_out_as_it_came(safe: Gateway, upstream: Upstream) -> None:

@@ -57,6 +57,18 @@ def test_a_prompt_that_found_what_was_expected_missed_nothing() -> None:
     assert verdict(evidence(expected=None, before=None, cached=0)) is None
 
 
+def test_a_changed_head_that_moved_had_nothing_to_find_where_it_was() -> None:
+    """2,000 of 4,800 bytes, 500 tokens, of tools stand before it in the request, maybe not in the prompt."""
+    found = verdict(
+        evidence(
+            before=before(place=THERE), cached=0, difference=edited(Kind.SYSTEM_CHANGED, 0), expected=None
+        )
+    )
+    assert found is not None
+    # Kept and held are 3,600 bytes, 900 tokens: 896 are whole blocks.
+    assert (found.cause, found.avoidable_tokens) == (MissCause.SYSTEM_CHANGED, 896)
+
+
 def test_an_edited_message_costs_what_stood_behind_it() -> None:
     """2,000 + 1,600 bytes are 900 tokens, 896 in blocks; 496 were found, 400 could have been beside them."""
     found = verdict(evidence(difference=edited(), cached=496, expected=expected(496)))

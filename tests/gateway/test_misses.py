@@ -91,6 +91,35 @@ async def test_a_growing_conversation_finds_what_is_expected(start_gateway: Star
     assert await booked(gateway) == [None] * 6
 
 
+async def test_equal_tools_promise_nothing_where_the_template_prints_the_system_text_first(
+    start_gateway: Start,
+) -> None:
+    """The tiny template does. Only a conversation with all of the same head finds what is expected."""
+
+    def first(system: str, question: str) -> dict[str, Any]:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        return {"model": MODEL, "messages": messages, "max_tokens": 2, "tools": tools}
+
+    function = {"name": "look", "description": LONG, "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    figures = []
+    async with serving(block_size=16, max_model_len=8_192) as twin:
+        gateway = await start_gateway(twin, served_name="tiny")
+        for system, question in (("Be brief.", "What?"), ("Answer in verse.", "Who?"), ("Be brief.", "Why?")):
+            answer = await gateway.post(first(system, question))
+            expected, miss = told(answer)
+            assert miss == ""
+            usage = answer.document["usage"]
+            figures.append(
+                (expected, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"])
+            )
+    (_, _, whole), (no_hit, found, _), (hit, found_again, _) = figures
+    assert (no_hit, found < 64) == ("0", True)
+    assert 0 <= found_again - int(hit) <= 32
+    assert int(hit) > whole - 64
+    assert await booked(gateway) == [None] * 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_gateways_l13_context_j10_a_clock_in_the_system_prompt_is_named_and_priced(
     start_gateway: Start, stream: bool

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -167,8 +167,19 @@ counts = st.one_of(
     st.just(UNKNOWN), st.builds(measured, st.integers(0, 2**62)), st.builds(estimated, st.integers(0, 2**62))
 )
 amounts = st.one_of(st.none(), st.integers(0, 2**62))
+
+
+# Not the types themselves: their annotations do not exist at run time, and would be looked up.
+def a_settlement(**fields: Any) -> AttemptSettled:
+    return AttemptSettled(**fields)
+
+
+def a_charge(**fields: Any) -> Charge:
+    return Charge(**fields)
+
+
 settlements = st.builds(
-    AttemptSettled,
+    a_settlement,
     attempt_id=st.just("a1"),
     outcome=st.sampled_from(Outcome),
     status=st.one_of(st.none(), st.integers(100, 599)),
@@ -178,7 +189,7 @@ settlements = st.builds(
     settled_at_us=st.integers(0, 2**62),
     usage=st.builds(Usage, uncached=counts, cached=counts, output=counts, prompt_total=counts),
     charge=st.builds(
-        Charge,
+        a_charge,
         uncached=amounts,
         cached=amounts,
         output=amounts,

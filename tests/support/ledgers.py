@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, Outcome
 from ctxgate.gateway.stores.sqlite import SqliteLedger
@@ -44,7 +45,7 @@ def opened(attempt_id: str = "a1", **changes: object) -> AttemptOpened:
         predicted_cached_tokens=80,
         estimated_prompt_tokens=100,
     )
-    return replace(row, **changes)  # type: ignore[arg-type]  # names and types are the dataclass's
+    return replace(row, **changes)
 
 
 def settled(attempt_id: str = "a1", **changes: object) -> AttemptSettled:
@@ -60,7 +61,7 @@ def settled(attempt_id: str = "a1", **changes: object) -> AttemptSettled:
         usage=Usage(measured(20), measured(80), measured(7)),
         charge=Charge(uncached=20, cached=8, output=14, total=42, exact=True, rates_effective=RATES_DAY),
     )
-    return replace(row, **changes)  # type: ignore[arg-type]  # names and types are the dataclass's
+    return replace(row, **changes)
 
 
 def cost(nano: int | None) -> Charge:
