@@ -23,8 +23,8 @@ What is true whatever a client does:
 
 A frozen note is read again in every later turn. One that is not frozen is read once, but then the engine
 computes the answer behind it again, whose place in the prompt has moved. Frozen notes may make a prompt
-longer by 1 % or by FLOOR bytes, whichever is more, and there are at most KEPT; beyond that the newest
-note is sent and not frozen (docs/decisions/0010-notes-at-the-tail.md has the figures). Frozen notes that
+longer by 1 % or by FLOOR bytes, whichever is more (the first one by FLOOR more), and there are at most
+KEPT; beyond that the newest note is sent and not frozen (docs/decisions/0010-notes-at-the-tail.md has the figures). Frozen notes that
 the client's own edits have made too many are left out, from the first one on that is too much.
 """
 
@@ -139,7 +139,9 @@ def notes(
     changed = _changed(moved, repeated)
     text = note_text(line for _, _, line in changed)
     earlier = repeated.all()
-    fits = not changed or (len(earlier) < KEPT and room.take(tail, text, 0))
+    # The first note holds every line, and most of them for good: it may take twice the room.
+    slack = 0 if earlier else FLOOR
+    fits = not changed or (len(earlier) < KEPT and room.take(tail, text, slack))
     record = _packed(changed) if fits else _NOTHING
     kept = known.get(hashes[tail])
     if kept is None:

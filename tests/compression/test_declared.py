@@ -306,3 +306,18 @@ def test_tenants_share_no_notes(process: Process) -> None:
     sent(process, system(0), user)
     other = Process(process.forms, tenant="acme/beta", policy=CLOCK)
     assert sent(other, system(5), user, *call(0))[1] == user
+
+
+def test_a_head_of_constant_times_is_noted_once() -> None:
+    """Fifteen lines that never change are moved, noted by the first request and read from then on."""
+    lines = [f"Last run of job {n}: 2026-01-05 08:{n:02}:00" for n in range(15)]
+    head = message("system", "\n".join(["Be brief.", *lines]))
+    process, history = Process(policy=CLOCK), [head]
+    before: list[Document] = []
+    for turn in range(4):
+        history.append(message("user", f"Step {turn}."))
+        out = sent(process, *history)
+        assert out[: len(before)] == before
+        before = out
+        history.append(message("assistant", "Done."))
+    assert sum(HEADING in each["content"] for each in before) == 1
