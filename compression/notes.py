@@ -24,8 +24,9 @@ What is true whatever a client does:
 A frozen note is read again in every later turn. One that is not frozen is read once, but then the engine
 computes the answer behind it again, whose place in the prompt has moved. Frozen notes may make a prompt
 longer by 1 % or by FLOOR bytes, whichever is more (the first one by FLOOR more), and there are at most
-KEPT; beyond that the newest note is sent and not frozen (docs/decisions/0010-notes-at-the-tail.md has the figures). Frozen notes that
-the client's own edits have made too many are left out, from the first one on that is too much.
+KEPT; beyond that the newest note is sent and not frozen (docs/decisions/0010-notes-at-the-tail.md has the
+figures). Frozen notes that the client's own edits have made too many are left out, from the first one on
+that is too much.
 """
 
 from __future__ import annotations
