@@ -44,8 +44,8 @@ SQLITE: Final = Field("sqlite", FILE_PATH, "The SQLite file of the ledger.", "ct
 FORMS_DAYS: Final = Field(
     "forms_days",
     whole(1, 3650),
-    "How long the first-seen texts of tools and tool calls are kept after their last use. They lie in the "
-    "ledger's file.",
+    "How long the first-seen texts of tools, tool calls and notes are kept after their last use. They lie in "
+    "the ledger's file.",
     30,
 )
 STORE_SECTION: Final = Section((SQLITE, FORMS_DAYS))
@@ -185,7 +185,8 @@ PROBE: Final = Field(
     "probe",
     FLAG,
     "Ask each replica, when it is first seen and after an outage, whether it reports cached tokens and how "
-    "its chat template renders; a few short calls, booked to the organisation `ctxgate`.",
+    "its chat template renders; three calls per model, or some twenty short ones where it does not render "
+    "prompts, booked to the organisation `ctxgate`.",
     True,
 )
 POOL_SECTION: Final = Section(

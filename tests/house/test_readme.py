@@ -38,6 +38,7 @@ COVERED_BY = {
     "ctxgate explain --request first.json --after second.json": TOUR,
     "ctxgate replay session.jsonl --to http://127.0.0.1:8080": TOUR,
     "ctxgate twin --profile fast --port 8001": TOUR,
+    "ctxgate twin --profile standard --port 8002": TOUR,
 }
 
 
