@@ -121,9 +121,8 @@ class Application:
             raise Refused(Kind.METHOD_NOT_ALLOWED, "This path takes POST requests only.")
         received_at_us = services.now_us()
         headers = read_headers(scope["headers"])
-        key = authenticate(
-            headers, self._keys.find
-        )  # before the body: a stranger's body is not worth reading
+        # Before the body: a stranger's body is not worth reading.
+        key = authenticate(headers, self._keys.find)
         extensions = scope.get("extensions", {})
         raw = await read_body(
             receive, headers, self.config.limits.max_body_bytes, self.stopping, extensions.get(BODY_IS_WHOLE)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import pytest
 from ctxgate.compression.first_forms import set_key
 from ctxgate.compression.layout import Memory
 from support.forms import Forms, Process
+from support.seeds import printed
 
 
 def tool(name: str, keys: str = "ab", **more: Any) -> dict[str, Any]:
@@ -262,17 +259,7 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
         for n in range(8)
     ]
     document = json.dumps([turn.decode() for turn in turns])
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", PLAYED],
-            input=document,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
+    found = printed(PLAYED, document, "1", "2", "3")
     process = Process()
     expected = hashlib.sha256(b"".join([process.sent(turn) for turn in turns])).hexdigest()
     assert found == {expected + "\n"}

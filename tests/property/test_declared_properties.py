@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +23,7 @@ from ctxgate.gateway.replay_run import Plan, request_body
 from ctxgate.gateway.sessions import read_session
 from ctxgate.inference import wire
 from support.forms import Forms, Process
+from support.seeds import printed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -243,17 +241,7 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
         head = "\n".join(clock.format(name, at, 4711 + at, at) for name in ("one", "two", "three"))
         turns.append(raw([{"role": "system", "content": head}, *history]).decode())
         history += [{"role": "assistant", "content": "x" * 2000}, {"role": "user", "content": str(at)}]
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", PLAYED],
-            input=json.dumps(turns),
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    found = printed(PLAYED, json.dumps(turns), "1", "2")
     process = Process(policy=Policy(Level.DECLARED, kinds=frozenset(VolatileKind)))
     expected = hashlib.sha256(b"".join([process.checked(turn.encode()) for turn in turns])).hexdigest()
     assert found == {expected + "\n"}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,6 +26,7 @@ from ctxgate.gateway.replay_run import Plan, request_body
 from ctxgate.gateway.sessions import read_session
 from ctxgate.inference import wire
 from support.forms import Forms, Process
+from support.seeds import printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -297,17 +295,7 @@ def bodies() -> Iterator[bytes]:
 
 def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
     document = json.dumps([each.decode() for each in bodies()])
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", PLAYED],
-            input=document,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    found = printed(PLAYED, document, "1", "2")
     process = Process(policy=LEARNED)
     expected = hashlib.sha256(b"".join([process.checked(each) for each in bodies()])).hexdigest()
     assert found == {expected + "\n"}
