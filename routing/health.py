@@ -16,11 +16,13 @@ of the new one. An attempt counts as a success at the end of its answer, never w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
+from msgspec.structs import replace
+
 from ctxgate.inference.finding import Finding
+from ctxgate.inference.record import Record
 
 THRESHOLD: Final = 3
 STALLED_CONVERSATIONS: Final = 5  # a long answer passes the gateway's deadline at a replica that is well, too
@@ -39,8 +41,7 @@ class Sign(Enum):
     STALLED = auto()  # the gateway's own deadline passed; only many conversations of these count
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Record, frozen=True):
     """What is known of one replica.
 
     `failures` in a row, of these `roots` the conversations that failed and `stalled` those that ran out

@@ -1,11 +1,16 @@
 /* A closed-loop load generator: N keep-alive connections, each sends its next request when the last one
- * is answered. One thread, epoll; the body is written from one shared copy.
+ * is answered. One thread, epoll; all bodies are written from one shared copy.
  *
  * usage: load --port N --body FILE [--clients N] [--requests N] [--seconds S] [--stream 0|1]
- *             [--header "name: value"]... [--path P] [--timeout S] [--reshaped 0|1]
+ *             [--header "name: value"]... [--path P] [--timeout S] [--reshaped 0|1] [--run N]
  *
- * In the body every "%CLIENT--NONCE-%" becomes 16 characters of this connection (and run), every
- * "%REQUEST-NONCE-%" 16 characters of this request, so that the length stays.
+ * The file holds one body with marks. Each "%END-OF-A-TURN-%" ends a turn: its body is all before that
+ * mark and all after the last one, without these marks. A connection plays turn after turn and then
+ * starts its next conversation at the first; connection c begins c turns further on, so that all lengths
+ * are under way at any time. Without such a mark every request has the same body.
+ * Every "%CLIENT--NONCE-%" becomes 16 characters of this connection, the same in every run,
+ * "%CONVERSE-NONCE%" of its present conversation and "%REQUEST-NONCE-%" of this request, which no other
+ * run repeats: they tell its number, too (by default the process id).
  * Prints one JSON object: requests, errors (with up to 5 samples), seconds, cpu_s (of this process),
  * ttfb_us (start of sending -> first byte of the answer's body), ttlb_us (-> last byte), and for paced
  * streams gap_us (between chunks) and delay_us (write in the mock -> read here).
@@ -33,10 +38,11 @@
 #define BATCH 256
 #define READ_SIZE (64 * 1024)
 #define MAX_ERRORS 100 /* then the run ends: the server is gone or refuses */
-#define CLIENT_MARK "%CLIENT--NONCE-%"
-#define REQUEST_MARK "%REQUEST-NONCE-%"
+#define MAX_CLIENTS 4096 /* three digits of a nonce */
 
-enum kind { PLAIN, OF_CLIENT, OF_REQUEST };
+enum kind { OF_CLIENT, OF_CONVERSATION, OF_REQUEST, KINDS, END_OF_TURN = KINDS, PLAIN };
+static const char *const marks[] = {"%CLIENT--NONCE-%", "%CONVERSE-NONCE%", "%REQUEST-NONCE-%",
+                                    "%END-OF-A-TURN-%"};
 enum phase { IDLE, HEAD, BODY };
 
 struct segment {
@@ -45,12 +51,20 @@ struct segment {
     enum kind kind;
 };
 
+/* What is sent: the head, the segments before `end`, and those from `tail` on. */
+struct turn {
+    struct segment head;
+    size_t end;
+};
+
 struct conn {
     int fd, id;
+    unsigned begun; /* requests */
+    const struct turn *turn;
     enum phase phase;
     bool sent, fresh, got_first, close_after;
     size_t segment, offset; /* where sending goes on */
-    char client[NONCE + 1], request[NONCE + 1];
+    char nonce[KINDS][NONCE + 1];
     char head[MAX_HEAD];
     size_t head_len;
     int status;
@@ -67,7 +81,8 @@ struct samples {
 };
 
 static struct segment *segments;
-static size_t segment_count;
+static struct turn *turns;
+static size_t segment_count, turn_count, tail;
 static struct samples ttfb, ttlb, gaps, delays;
 static char errors_seen[5][200];
 static unsigned errors, done_requests, started_requests;
@@ -75,6 +90,7 @@ static unsigned limit_requests;
 static int64_t limit_ns, timeout_ns = 120000000000LL, began;
 static bool stream, reshaped;
 static int port, poller;
+static unsigned run_number;
 static unsigned active;
 static char buffer[READ_SIZE];
 
@@ -103,29 +119,68 @@ static void add_segment(const char *data, size_t len, enum kind kind) {
     segments[segment_count++] = (struct segment){data, len, kind};
 }
 
+static void add_turn(size_t end) {
+    turns = realloc(turns, (turn_count + 1) * sizeof *turns);
+    if (!turns) abort();
+    turns[turn_count++] = (struct turn){.end = end};
+    tail = end;
+}
+
+static enum kind mark_at(const char *at, const char *end) {
+    enum kind kind = OF_CLIENT;
+    if (end - at < NONCE) return PLAIN;
+    while (kind != PLAIN && memcmp(at, marks[kind], NONCE) != 0) kind++;
+    return kind;
+}
+
 static void cut_body(const char *data, size_t len) {
-    const char *end = data + len, *at;
-    while ((at = find(data, (size_t)(end - data), "-NONCE-%", 8))) {
-        const char *mark = at - 8;
-        enum kind kind = mark < data                                ? PLAIN
-                         : memcmp(mark, CLIENT_MARK, NONCE) == 0    ? OF_CLIENT
-                         : memcmp(mark, REQUEST_MARK, NONCE) == 0   ? OF_REQUEST
-                                                                    : PLAIN;
-        size_t before = (size_t)((kind == PLAIN ? at + 8 : mark) - data);
-        add_segment(data, before, PLAIN);
-        if (kind != PLAIN) add_segment(NULL, NONCE, kind);
-        data = at + 8;
+    const char *end = data + len, *at = data;
+    while ((at = memchr(at, '%', (size_t)(end - at)))) {
+        enum kind kind = mark_at(at, end);
+        if (kind == PLAIN) {
+            at++;
+            continue;
+        }
+        add_segment(data, (size_t)(at - data), PLAIN);
+        if (kind == END_OF_TURN)
+            add_turn(segment_count);
+        else
+            add_segment(marks[kind], NONCE, kind);
+        data = at += NONCE;
     }
     add_segment(data, (size_t)(end - data), PLAIN);
+    if (!turn_count) add_turn(segment_count);
+}
+
+static void write_heads(const char *path, const char *headers) {
+    size_t before = 0, after = 0, at = 0;
+    for (size_t i = tail; i < segment_count; i++) after += segments[i].len;
+    for (struct turn *t = turns; t < turns + turn_count; t++) {
+        char *head = malloc(MAX_HEAD);
+        if (!head) abort();
+        for (; at < t->end; at++) before += segments[at].len;
+        int n = snprintf(head, MAX_HEAD,
+                         "POST %s HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
+                         "accept: */*\r\n%scontent-length: %zu\r\n\r\n",
+                         path, port, headers, before + after);
+        t->head = (struct segment){head, (size_t)n, PLAIN};
+    }
+}
+
+/* The i-th segment of what this connection sends now; NULL after the last. */
+static const struct segment *segment_at(const struct conn *c, size_t i) {
+    if (i == 0) return &c->turn->head;
+    i = i <= c->turn->end ? i - 1 : tail + i - 1 - c->turn->end;
+    return i < segment_count ? &segments[i] : NULL;
 }
 
 static bool send_more(struct conn *c) {
-    while (c->segment < segment_count) {
+    const struct segment *s;
+    while (segment_at(c, c->segment)) {
         struct iovec parts[BATCH];
         int n = 0;
-        for (size_t i = c->segment; i < segment_count && n < BATCH; i++, n++) {
-            const struct segment *s = &segments[i];
-            const char *data = s->kind == PLAIN ? s->data : s->kind == OF_CLIENT ? c->client : c->request;
+        for (size_t i = c->segment; n < BATCH && (s = segment_at(c, i)); i++, n++) {
+            const char *data = s->kind == PLAIN ? s->data : c->nonce[s->kind];
             size_t skip = n ? 0 : c->offset;
             parts[n] = (struct iovec){(void *)(uintptr_t)(data + skip), s->len - skip};
         }
@@ -133,7 +188,7 @@ static bool send_more(struct conn *c) {
         ssize_t sent = sendmsg(c->fd, &message, MSG_NOSIGNAL);
         if (sent < 0) return errno == EAGAIN || errno == ENOTCONN;
         for (size_t left = (size_t)sent; left;) {
-            size_t rest = segments[c->segment].len - c->offset;
+            size_t rest = segment_at(c, c->segment)->len - c->offset;
             if (left < rest) {
                 c->offset += left;
                 break;
@@ -287,11 +342,21 @@ static void readable(struct conn *c) {
     }
 }
 
+static void write_nonce(struct conn *c, enum kind kind, size_t number) {
+    unsigned own = kind == OF_CLIENT ? 0 : run_number & 0xffffff;
+    snprintf(c->nonce[kind], sizeof c->nonce[kind], "%c%06x%03x%06x", "ctr"[kind], own, (unsigned)c->id & 0xfff,
+             (unsigned)number & 0xffffff);
+}
+
 static void begin(struct conn *c) {
     int64_t now = now_ns();
     if (errors >= MAX_ERRORS || (limit_requests && started_requests >= limit_requests)) return;
     if (now - began >= limit_ns) return;
-    snprintf(c->request, sizeof c->request, "r%015llx", (unsigned long long)now & 0xfffffffffffffffULL);
+    size_t step = (size_t)c->id + c->begun;
+    write_nonce(c, OF_CONVERSATION, step / turn_count);
+    write_nonce(c, OF_REQUEST, c->begun);
+    c->turn = &turns[step % turn_count];
+    c->begun++;
     started_requests++;
     active++;
     c->phase = HEAD;
@@ -364,9 +429,10 @@ static void run(struct conn *conns, int clients) {
 
 int main(int argc, char **argv) {
     const char *path = "/v1/chat/completions", *body_path = NULL;
-    static char head[MAX_HEAD], headers[MAX_HEAD / 2];
+    static char headers[MAX_HEAD / 2];
     int clients = 1;
     double seconds = 3600;
+    run_number = (unsigned)getpid();
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         if (strcmp(name, "--port") == 0) port = atoi(value);
@@ -377,13 +443,14 @@ int main(int argc, char **argv) {
         if (strcmp(name, "--stream") == 0) stream = atoi(value) != 0;
         if (strcmp(name, "--reshaped") == 0) reshaped = atoi(value) != 0;
         if (strcmp(name, "--path") == 0) path = value;
+        if (strcmp(name, "--run") == 0) run_number = (unsigned)atoi(value);
         if (strcmp(name, "--timeout") == 0) timeout_ns = (int64_t)(atof(value) * 1e9);
         if (strcmp(name, "--header") == 0) {
             size_t used = strlen(headers);
             snprintf(headers + used, sizeof headers - used, "%s\r\n", value);
         }
     }
-    if (!port || !body_path || clients < 1) {
+    if (!port || !body_path || clients < 1 || clients > MAX_CLIENTS) {
         fprintf(stderr, "usage: load --port N --body FILE [--clients N] [--requests N] [--seconds S] "
                         "[--stream 0|1] [--header H]...\n");
         return 2;
@@ -392,18 +459,14 @@ int main(int argc, char **argv) {
     limit_ns = (int64_t)(seconds * 1e9);
     size_t body_len;
     const char *body = map_file(body_path, &body_len);
-    int head_len = snprintf(head, sizeof head,
-                            "POST %s HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
-                            "accept: */*\r\n%scontent-length: %zu\r\n\r\n",
-                            path, port, headers, body_len);
-    add_segment(head, (size_t)head_len, PLAIN);
     cut_body(body, body_len);
+    write_heads(path, headers);
     poller = epoll_create1(EPOLL_CLOEXEC);
     struct conn *conns = calloc((size_t)clients, sizeof *conns);
     if (!conns) abort();
     for (int i = 0; i < clients; i++) {
         conns[i].id = i;
-        snprintf(conns[i].client, sizeof conns[i].client, "c%07x%08x", (unsigned)getpid() & 0xfffffff, (unsigned)i);
+        write_nonce(&conns[i], OF_CLIENT, 0);
         conn_open(&conns[i]);
     }
     run(conns, clients);

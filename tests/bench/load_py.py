@@ -15,14 +15,46 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench.bodies import CLIENT_MARK, REQUEST_MARK
+from tests.bench.bodies import CLIENT_MARK, CONVERSATION_MARK, REQUEST_MARK, TURN_MARK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 CHUNKS: Final = 64
 MAX_ERRORS: Final = 100
+MAX_CLIENTS: Final = 4096
+_NONCES: Final = {CLIENT_MARK.encode(): b"c", CONVERSATION_MARK.encode(): b"t", REQUEST_MARK.encode(): b"r"}
 _STAMP: Final = re.compile(rb'"@t=(\d+) ')
+
+
+class Turns:
+    """The bodies of a connection's requests, made from a template as load.c describes it."""
+
+    def __init__(self, template: bytes, run: int) -> None:
+        self._run = run
+        *turns, tail = template.split(TURN_MARK.encode())
+        self._pieces: list[bytes] = []
+        self._ends: list[int] = []  # number of pieces before the end of each turn
+        for text in turns or [tail]:
+            self._pieces += _cut(text)
+            self._ends.append(len(self._pieces))
+        self._tail = _cut(tail) if turns else []
+
+    def body(self, client: int, request: int) -> bytes:
+        """Of the connection `client`, its request of that number; both count from 0."""
+        conversation, turn = divmod(client + request, len(self._ends))
+        marks = zip(_NONCES.items(), ((0, 0), (self._run, conversation), (self._run, request)), strict=True)
+        nonces = {
+            mark: b"%s%06x%03x%06x" % (letter, run & 0xFFFFFF, client, number & 0xFFFFFF)
+            for (mark, letter), (run, number) in marks
+        }
+        pieces = (*self._pieces[: self._ends[turn]], *self._tail)
+        return b"".join([nonces.get(piece, piece) for piece in pieces])
+
+
+def _cut(text: bytes) -> list[bytes]:
+    """At the marks of nonces, which are pieces of their own."""
+    return re.split(b"(" + b"|".join(_NONCES) + b")", text)
 
 
 class Run:
@@ -30,7 +62,7 @@ class Run:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.body = Path(args.body).read_bytes()
+        self.turns = Turns(Path(args.body).read_bytes(), args.run)
         self.began = time.monotonic()
         self.started = self.done = self.errors = 0
         self.error_samples: list[str] = []
@@ -46,15 +78,16 @@ class Run:
 
     async def client(self, number: int) -> None:
         """One connection: requests one after another."""
-        body = self.body.replace(CLIENT_MARK.encode(), b"c%07x%08x" % (os.getpid() & 0xFFFFFFF, number))
+        begun = 0
         reader, writer = await asyncio.open_connection("127.0.0.1", self.args.port)
         while self.more():
             self.started += 1
-            nonce = b"r%015x" % (time.monotonic_ns() & 0xFFFFFFFFFFFFFFF)
+            body = self.turns.body(number, begun)
+            begun += 1
             problem = ""
             try:
                 async with asyncio.timeout(float(self.args.timeout)):
-                    problem = await self._exchange(reader, writer, body.replace(REQUEST_MARK.encode(), nonce))
+                    problem = await self._exchange(reader, writer, body)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 problem = repr(error)
             self.done += 1
@@ -153,11 +186,15 @@ def main() -> None:
         ("stream", int, 0),
         ("reshaped", int, 0),
         ("timeout", float, 120.0),
+        ("run", int, os.getpid()),
         ("path", str, "/v1/chat/completions"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
     parser.add_argument("--header", action="append", default=[])
-    print(json.dumps(asyncio.run(run(parser.parse_args()))))
+    args = parser.parse_args()
+    if not 1 <= args.clients <= MAX_CLIENTS:
+        parser.error(f"clients: 1 to {MAX_CLIENTS}")
+    print(json.dumps(asyncio.run(run(args))))
 
 
 if __name__ == "__main__":
