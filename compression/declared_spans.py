@@ -98,8 +98,7 @@ def declared(text: str, policy: Policy, known: Sections) -> list[Span]:
     """What the policy declares volatile in a text, in order; what overlaps or touches is one span."""
     spans = known.find(text, policy.kinds) if policy.kinds else []
     for pattern in policy.patterns:
-        group = "value" if "value" in pattern.groupindex else 0
-        spans += (Span(*match.span(group), BY_PATTERN) for match in pattern.finditer(text) if match[group])
+        spans += (Span(start, end, BY_PATTERN) for start, end in pattern.spans(text))
     merged: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.start, each.end)):
         if merged and span.start <= merged[-1].end:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, AnyStr, Final
 import msgspec
 
 from ctxgate.compression.canonical import canonical_form, json_equal
+from ctxgate.compression.compacted import is_compacted
 from ctxgate.compression.diff_parts import (
     HEAD_ROLES,
     Difference,
@@ -29,7 +30,7 @@ from ctxgate.compression.volatile import VolatileKind, find_volatile
 from ctxgate.inference.wire import NotJson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from msgspec import Raw
 
@@ -47,10 +48,14 @@ _MOVED: Final = (
     DivergenceKind.TOOLS_REORDERED,
     DivergenceKind.HISTORY_REORDERED,
     DivergenceKind.HISTORY_TRUNCATED,
+    DivergenceKind.HISTORY_COMPACTED,
 )
 _NULL: Final = msgspec.Raw(b"null")
-# Characters on each side of a difference that are searched for volatile text: a long text takes a while.
-_AROUND: Final = 1024
+# Characters before and behind a difference that are searched for volatile text: a long text takes a while.
+_NEAR: Final = (256, 192)
+_FAR: Final = (1024, 1024)
+# What may begin farther away than that. Whether a number counts or numbers a list, farther text tells.
+_LONG: Final = (VolatileKind.GIT, VolatileKind.HEADER)
 _SPACE: Final = re.compile(r"\s")
 
 
@@ -196,6 +201,8 @@ def _history_site(
         kind = DivergenceKind.HISTORY_REORDERED
     elif _overlap(rest[0][1:], rest[1]):
         kind = DivergenceKind.HISTORY_TRUNCATED
+    elif is_compacted(*rest, *([_size(raw) for _, raw in side] for side in (ones, twos))):
+        kind = DivergenceKind.HISTORY_COMPACTED
     else:
         return _site(DivergenceKind.HISTORY_EDITED, path, at, index, found, None, (a, b))
     return _Site(kind, path, at, index, sides=(a, b), texts=(_decoded(a), _decoded(b)))
@@ -204,19 +211,27 @@ def _history_site(
 def volatile_at_difference(before: str, after: str) -> VolatileKind | None:
     """The kind of the volatile span in which two texts first differ, None unless both have one there."""
     at = common_prefix(before, after)
-    start = max(at - _AROUND, 0)
+    kind = _kind_at(before, after, at, _NEAR)
+    if kind is None:
+        return _kind_at(before, after, at, _FAR, _LONG)
+    return kind if kind is not VolatileKind.COUNTER else _kind_at(before, after, at, _FAR, (kind,))
+
+
+def _kind_at(
+    before: str, after: str, at: int, around: tuple[int, int], kinds: Collection[VolatileKind] | None = None
+) -> VolatileKind | None:
+    """The kind of a span, of these `kinds`, that both texts have at a place, looked for `around` it."""
+    start = max(at - around[0], 0)
     if start and (space := _SPACE.search(before, start, at)):
         start = space.end()  # half a word may look like something else
-    one, two = (
-        {
-            (span.start, span.kind)
-            for span in find_volatile(text[start : at + _AROUND])
-            if span.start <= at - start <= span.end
-        }
-        for text in (before, after)
-    )
-    both = sorted(one & two)
-    return both[-1][1] if both else None
+
+    def spans(text: str, kinds: Collection[VolatileKind] | None) -> set[tuple[int, VolatileKind]]:
+        found = find_volatile(text[start : at + around[1]], kinds)
+        return {(span.start, span.kind) for span in found if span.start <= at - start <= span.end}
+
+    one = spans(before, kinds)
+    both = one & spans(after, {kind for _, kind in one}) if one else one
+    return max(both)[1] if both else None
 
 
 def common_prefix(a: AnyStr, b: AnyStr) -> int:

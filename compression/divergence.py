@@ -32,6 +32,7 @@ class DivergenceKind(StrEnum):
     HISTORY_REORDERED = "history_reordered"
     HISTORY_RESERIALIZED = "history_reserialized"  # the same message in other bytes
     HISTORY_TRUNCATED = "history_truncated"  # messages dropped, the ones behind them kept
+    HISTORY_COMPACTED = "history_compacted"  # messages replaced by fewer or much shorter ones, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,5 @@ _SENTENCES: Final = {
     DivergenceKind.HISTORY_REORDERED: "Messages of before stand in another order, from `{field}` on.",
     DivergenceKind.HISTORY_RESERIALIZED: "`{field}` says the same as before, written differently.",
     DivergenceKind.HISTORY_TRUNCATED: "Messages that were sent before are gone from `{field}` on.",
+    DivergenceKind.HISTORY_COMPACTED: "Less stands in the place of earlier messages, from `{field}` on.",
 }

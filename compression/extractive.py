@@ -64,18 +64,19 @@ def extract(
     budget: int,
     *,
     task: Said | None = None,
+    rules: bool = True,
     tokens_of: Callable[[str], int] = estimated_tokens,
 ) -> Summary | None:
     """The summary of a range of messages in about `budget` tokens; None where there is nothing to say.
 
     `task` is the first user message where it is not in the range. Each part gets its share, and what the
-    parts before it left.
+    parts before it left. Without `rules` no part repeats the user's rules, for they stand elsewhere.
     """
     own = [message for message in messages if not (message.role == "user" and is_record(message.text))]
     spoken = list(_spoken(own))
     texts = {
         "goal": _goal(own, task),
-        "constraints": _rules(own),
+        "constraints": _rules(own) if rules else [],
         "decisions": _chosen([text for text in spoken if _DECIDED.search(text)]),
         "state": _state(own, spoken),
         "open_items": _open_items(own, spoken),

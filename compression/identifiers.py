@@ -11,49 +11,20 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.compression import identifier_patterns as patterns
 from ctxgate.compression.error_lines import LOOKED_AT, is_error, same_kind
+from ctxgate.compression.identifier_ranking import best_first
+from ctxgate.compression.identifier_types import Found, Identifier, IdentifierKind
 from ctxgate.compression.user_rules import user_rules
+
+__all__ = ("Block", "Found", "Identifier", "IdentifierKind", "block", "collected", "found_in")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ctxgate.compression.said import Call, Said
-
-
-class IdentifierKind(StrEnum):
-    """What an exact string is; in the order in which a block lists them."""
-
-    RULE = "rule"
-    ERROR = "error"
-    COMMAND = "command"
-    PATH = "path"
-    URL = "url"
-    ID = "id"
-    NUMBER = "number"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An exact string in one message. `told`: the user or a call names it, not only a tool's output."""
-
-    kind: IdentifierKind
-    text: str
-    told: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Identifier:
-    """An exact string of a conversation: in how many messages it stands, and in which one last."""
-
-    kind: IdentifierKind
-    text: str
-    count: int
-    last: int
-    told: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +85,7 @@ def found_in(said: Said) -> tuple[Found, ...]:
         add(IdentifierKind.ERROR, error_lines(said.text), told)
     if said.role in ("user", "assistant"):
         add(IdentifierKind.COMMAND, (each.strip() for each in _PROMPT.findall(said.text)), told)
-    for text, by_call in [(said.text, told), *((_readable(call), True) for call in said.calls)]:
+    for text, by_call in [(said.text, told), *((readable(call), True) for call in said.calls)]:
         add(IdentifierKind.URL, patterns.urls(text), by_call)
         add(IdentifierKind.PATH, patterns.paths(text), by_call)
         add(IdentifierKind.ID, patterns.ids(text), by_call)
@@ -128,9 +99,10 @@ def found_in(said: Said) -> tuple[Found, ...]:
 def collected(messages: Iterable[tuple[int, Iterable[Found]]]) -> list[Identifier]:
     """The exact strings of the messages, each with its index, best first within each kind.
 
-    Better is what stands in later messages and in more of them, and what the user or a call named; of
-    errors that differ in numbers only, one comes before the second of any other. Rules stand in the order
-    in which they were given.
+    Better is what stands in later messages and in more of them, what the user or a call named, and what
+    takes less room; a string that holds others counts for them, and they come behind it. Of errors that
+    differ in numbers only, one comes before the second of any other. Rules stand in the order in which
+    they were given.
     """
     merged: dict[tuple[IdentifierKind, str], tuple[int, int, bool]] = {}
     latest = 0
@@ -140,11 +112,13 @@ def collected(messages: Iterable[tuple[int, Iterable[Found]]]) -> list[Identifie
             key = (each.kind, each.text)
             count, _, told = merged.get(key, (0, 0, False))
             merged[key] = (count + 1, at, told or each.told)
-    every = [
-        Identifier(kind, text, count, last, told) for (kind, text), (count, last, told) in merged.items()
-    ]
-    order = {kind: at for at, kind in enumerate(IdentifierKind)}
-    return _varied(sorted(every, key=lambda each: (order[each.kind], -_score(each, latest))))
+    by_kind: dict[IdentifierKind, list[Identifier]] = {kind: [] for kind in IdentifierKind}
+    for (kind, text), (count, last, told) in merged.items():
+        by_kind[kind].append(Identifier(kind, text, count, last, told))
+    for kind in _SHARES:
+        by_kind[kind] = best_first(by_kind[kind], latest)
+    by_kind[IdentifierKind.ERROR] = _varied(by_kind[IdentifierKind.ERROR])
+    return [each for identifiers in by_kind.values() for each in identifiers]
 
 
 def block(
@@ -174,8 +148,14 @@ def block(
         parts -= share
     for kind in _SHARES:  # then what is left over
         left -= filler.fill(kind, max(left, 0))
-    sections = ["\n".join([_HEADINGS[kind], *map(_line, texts)]) for kind, texts in written.items() if texts]
+    sections = [_section(kind, texts) for kind, texts in written.items() if texts]
     return Block("\n".join([TITLE, *sections]) if sections else "", filler.left_out())
+
+
+def rules_block(identifiers: Iterable[Identifier]) -> str:
+    """The user's rules, word for word, under their heading; empty where there are none."""
+    rules = [each.text for each in identifiers if each.kind is IdentifierKind.RULE]
+    return _section(IdentifierKind.RULE, rules) if rules else ""
 
 
 def commands(call: Call) -> list[str]:
@@ -239,9 +219,12 @@ class _Filler:
         return sum(map(len, self._waiting.values()))
 
 
-def _varied(identifiers: list[Identifier]) -> list[Identifier]:
+def _section(kind: IdentifierKind, texts: Iterable[str]) -> str:
+    return "\n".join([_HEADINGS[kind], *map(_line, texts)])
+
+
+def _varied(errors: list[Identifier]) -> list[Identifier]:
     """The same order, but errors of one kind take turns with those of the others."""
-    errors = [each for each in identifiers if each.kind is IdentifierKind.ERROR]
     seen: Counter[str] = Counter()
     turns: list[tuple[int, Identifier]] = []
     for each in errors:
@@ -249,16 +232,7 @@ def _varied(identifiers: list[Identifier]) -> list[Identifier]:
         turns.append((seen[kind], each))
         seen[kind] += 1
     turns.sort(key=lambda turn: turn[0])
-    varied = iter([each for _, each in turns])
-    return [next(varied) if each.kind is IdentifierKind.ERROR else each for each in identifiers]
-
-
-def _score(each: Identifier, latest: int) -> int:
-    """How likely a string is needed again: by how late, how often and by whom it was named."""
-    if each.kind is IdentifierKind.RULE:
-        return 0
-    recent = 64 * (each.last + 1) // (latest + 1)
-    return recent + 6 * min(each.count, 8) + 24 * each.told
+    return [each for _, each in turns]
 
 
 def _line(text: str) -> str:
@@ -272,7 +246,7 @@ def _arguments(call: Call) -> Any:
         return None
 
 
-def _readable(call: Call) -> str:
+def readable(call: Call) -> str:
     """The arguments of a call as text without JSON's escapes: only the values, a line each."""
     out: list[str] = []
     stack = [_arguments(call)]

@@ -17,8 +17,9 @@ the same bytes in any process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
@@ -26,10 +27,11 @@ from ctxgate.compression.ask import together
 from ctxgate.compression.chain import NOTHING, Chains
 from ctxgate.compression.dialects.chat import Views
 from ctxgate.compression.first_forms import FormsMemory, Parts, Wanted, first_forms
+from ctxgate.compression.growth import head_size
 from ctxgate.compression.learned import LearnedMemory, learn
 from ctxgate.compression.learned_texts import Declared
-from ctxgate.compression.moved import Moved
-from ctxgate.compression.notes import Said, notes, tail_of
+from ctxgate.compression.moved import PLACEHOLDER, Moved
+from ctxgate.compression.notes import Said, notes, place_of
 from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.policy import SAFE, Level, Policy
 from ctxgate.compression.recent import Recent
@@ -39,25 +41,27 @@ from ctxgate.inference import wire
 from ctxgate.inference.wire import Edit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import msgspec
 
     from ctxgate.compression.ask import Asking
     from ctxgate.compression.dialects.chat import Facts, ToolFacts
     from ctxgate.compression.moved import Passage
-    from ctxgate.compression.notes import Note
+    from ctxgate.compression.notes import Note, Slot
+    from ctxgate.compression.texts import End
     from ctxgate.inference.wire import Body
 
 REMEMBERED_CONVERSATIONS: Final = 100_000
 _NOTE_BYTES: Final = 500  # of one conversation, roughly
 
-End: TypeAlias = "tuple[int, bytes, bytes]"
 _ABOUT: Final = {  # by (made by this request, kept for later ones)
     (False, True): "the note that was first sent with this message",
     (True, True): "a note of what the moved text says now",
     (True, False): "a note of what the moved text says now, which later requests do not repeat here",
 }
+
+_WAITS: Final = "its words of now wait for the next turn, since this one ends with nothing that takes a note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ class LayoutResult:
     edits: tuple[Edit, ...] = ()
     reasons: tuple[PlanEdit, ...] = ()
     moved: tuple[Passage, ...] = ()
-    dropped: str | None = None  # why no edit is made although some form differs
+    dropped: str | None = None  # why an edit is not made although some form differs
+    added: int = 0  # bytes of the placeholders and notes
+    facts: tuple[Facts, ...] = ()  # of the messages without volatile text
 
 
 UNCHANGED: Final = LayoutResult()
@@ -124,33 +130,56 @@ def lay_out(
 
     Raises `MarkError` where the client's marks are not understood.
     """
-    moved, tail = Moved(prompt.facts), None
+    moved, place = Moved(prompt.facts), None
     if not policy.moves():
         check_marks(messages, prompt.facts, memory.taking)
     else:
-        tail = _tail(messages, prompt.facts, memory)
-        moved = take(messages, prompt.facts, tenant, policy, memory.taking, movable=tail is not None)
-    if policy.level is Level.LEARNED:
+        place = place_of(prompt.facts, lambda at: _end(messages[at], memory) is not None)
+        moved = take(messages, prompt.facts, tenant, policy, memory.taking, movable=place is not None)
+    if policy.level is Level.LEARNED and not _head_stays(moved):
         marks = check_marks(messages, prompt.facts, memory.taking)
         declared = Declared(messages, moved, marks, prompt.tools or ())
-        moved = yield from learn(declared, tenant, memory.views, memory.learned, tail=tail is not None)
+        moved = yield from learn(declared, tenant, memory.views, memory.learned, tail=place is not None)
     tools = body.items("tools") if prompt.tools else ()
     named = tools or moved.passages or any(facts.calls for facts in moved.facts)
     chain = memory.chains.of(tenant, moved.facts) if named else NOTHING
     texts = [moved.texts.get(at, raw) for at, raw in enumerate(messages)] if moved.texts else messages
     parts = Parts(texts, moved.facts, tools, prompt.tools or (), chain)
     forms = first_forms(parts, policy.rules, memory.forms)
-    if tail is None or not moved.passages:
+    if place is None or not moved.passages:
         wanted = yield from forms
         return _result(body, texts, moved, wanted, (), memory)
 
     def wrapping(at: int) -> int:
         end = _end(texts[at], memory)
-        return 0 if end is None else len(end[1]) + len(end[2])
+        return 0 if end is None else len(end.before) + len(end.after)
 
-    asked = notes(prompt.facts, moved, tail, chain.hashes, memory.notes, wrapping)
-    wanted, found = yield from together(forms, asked)
-    return _result(body, texts, moved, wanted, found, memory)
+    asked = notes(prompt.facts, moved, place, chain.hashes, memory.notes, wrapping)
+    wanted, placed = yield from together(forms, asked)
+    return _result(body, texts, _waiting(moved, placed.waiting), wanted, placed.notes, memory)
+
+
+def _head_stays(moved: Moved) -> bool:
+    """Whether volatile text of the head stays there. Then no learned order takes of it either."""
+    return any(at < head_size(moved.facts) for at in moved.staying)
+
+
+def _waiting(moved: Moved, waiting: Collection[Slot]) -> Moved:
+    """The same, with the passages that this request cannot say as they are now."""
+    if not waiting:
+        return moved
+    counts: Counter[int] = Counter()
+    passages: list[Passage] = []
+    for passage in moved.passages:
+        slot = (passage.message, counts[passage.message])
+        counts[passage.message] += 1
+        passages.append(passage.waiting() if slot in waiting else passage)
+    fields = {f"messages[{message}]" for message, _ in waiting}
+    reasons = [
+        PlanEdit(each.field, f"{each.reason}; {_WAITS}") if each.field in fields else each
+        for each in moved.reasons
+    ]
+    return replace(moved, passages=tuple(passages), reasons=tuple(reasons))
 
 
 def look_at_tools(body: Body, tenant: str, memory: Memory) -> tuple[ToolFacts, ...] | None:
@@ -163,12 +192,6 @@ def look_at_tools(body: Body, tenant: str, memory: Memory) -> tuple[ToolFacts, .
     if not tools or len(tools) != len(found) or len(names) != len(tools):
         return None  # no tools, or such as cannot be told apart
     return tools
-
-
-def _tail(messages: Sequence[msgspec.Raw], facts: Sequence[Facts], memory: Memory) -> int | None:
-    """The message that can hold this request's note, if there is one."""
-    tail = tail_of(facts)
-    return None if tail is None or _end(messages[tail], memory) is None else tail
 
 
 def _end(message: msgspec.Raw | bytes, memory: Memory) -> End | None:
@@ -191,6 +214,7 @@ def _result(
 ) -> LayoutResult:
     """The edits that bring the body to its new form. `messages` are those after taking."""
     edits: list[Edit] = []
+    size = 0
     reasons: dict[str, list[str]] = {}
     if wanted.tools:
         spans = wire.array_spans(body, "tools")
@@ -212,10 +236,11 @@ def _result(
             for at, text in texts.items()
         )
         edits += (
-            Edit(spans[at][0] + each.place, spans[at][0] + each.place, each.text)
+            Edit(spans[at][0] + each.start, spans[at][0] + each.stop, each.text)
             for at, each in added.items()
             if at not in texts
         )
+        size = sum(len(each.text) for each in added.values())
     for reason in moved.reasons:
         reasons.setdefault(reason.field, []).append(reason.reason)
     for at in wanted.messages:
@@ -223,16 +248,19 @@ def _result(
     for note in found:
         reasons.setdefault(f"messages[{note.message}]", []).append(_ABOUT[note.new, note.frozen])
     told = tuple(PlanEdit(field, "; ".join(reason)) for field, reason in reasons.items())
-    return LayoutResult(tuple(edits), told, moved.passages)
+    size += sum(len(PLACEHOLDER) * len(passage.words) for passage in moved.passages)
+    dropped = "longer" if moved.staying else None
+    return LayoutResult(tuple(edits), told, moved.passages, dropped, size, moved.facts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    place: int
+    start: int
+    stop: int
     text: bytes
 
     def joined(self, message: bytes) -> bytes:
-        return message[: self.place] + self.text + message[self.place :]
+        return message[: self.start] + self.text + message[self.stop :]
 
 
 def _addition(message: msgspec.Raw | bytes, note: Note, memory: Memory) -> _Addition:
@@ -240,5 +268,4 @@ def _addition(message: msgspec.Raw | bytes, note: Note, memory: Memory) -> _Addi
     end = _end(message, memory)
     if end is None:
         raise ValueError("a note was kept for a message that takes none")
-    place, before, after = end
-    return _Addition(place, before + escaped(note.text) + after)
+    return _Addition(end.start, end.stop, end.before + escaped(note.text) + end.after)

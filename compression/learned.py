@@ -31,6 +31,7 @@ request in this sense: all that share those messages count as one, and keep the 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -38,10 +39,10 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.ask import Ask
 from ctxgate.compression.chain import HASH_BYTES, extended, root
+from ctxgate.compression.growth import head_size, staying
 from ctxgate.compression.learned_texts import Texts, applied, texts_of
 from ctxgate.compression.rates import Rates, packed, unpacked
 from ctxgate.compression.recent import Recent
-from ctxgate.compression.taking import head_size
 
 if TYPE_CHECKING:
     from ctxgate.compression.ask import Asking
@@ -101,7 +102,21 @@ def learn(
     names = _names(prompt, size, tenant, memory.texts.splitter.beginning(texts[0].blocks))
     head = {slot: content for text in texts for slot, content in text.contents.items()}
     order = yield from _order(names, head, memory)
-    return applied(prompt, texts, order, views, tenant, tail=tail) if order else prompt.moved
+    if not order:
+        return prompt.moved
+    moved = applied(prompt, texts, order, views, tenant, tail=tail)
+    if tail and staying(prompt.moved.facts, _costs(moved, size)):
+        return applied(prompt, texts, order, views, tenant, tail=False)
+    return moved
+
+
+def _costs(moved: Moved, head: int) -> Counter[int]:
+    """What moving text of the head costs, by message."""
+    found: Counter[int] = Counter()
+    for passage in moved.passages:
+        if passage.message < head:
+            found[passage.message] += passage.cost
+    return found
 
 
 def _names(prompt: Declared, head: int, tenant: str, beginning: str) -> Names:

@@ -152,7 +152,9 @@ def _passages(
             if taken is None:
                 held[new] = [*declared(each.blocks[new].text.count(PLACEHOLDER))]
             else:
-                held[new] = [Passage(at, (taken,), each.blocks[new].text[: -len(PLACEHOLDER)] + taken)]
+                left = each.blocks[new].text
+                line = left[: -len(PLACEHOLDER)] + taken
+                held[new] = [Passage(at, (taken,), line, cost=len(left.encode()) + 1)]
         for new in range(len(each.blocks)):
             yield from held[new]
 

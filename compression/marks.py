@@ -3,9 +3,13 @@
     {"role": "system", "content": "...", "ctxgate": {"stability": "stable"}}
     {"type": "text", "text": "...", "ctxgate": {"stability": "volatile"}}
     {"type": "text", "text": "...", "cache_control": {"type": "ephemeral"}}
+    {"role": "user", "content": "...", "ctxgate": {"pin": true}}
 
 A mark stands on a message, for all its parts, or on one part, which then goes by its own. `volatile`
 text leaves its place (see `taking`); `stable` text stays, whatever a detector or a pattern finds in it.
+
+`pin` on a message or a part keeps the message, with its round, out of every compaction (see `cut`); it may
+stand beside `stability`.
 
 `cache_control` on a leading message or a part of one makes everything up to and including it stable,
 what is marked `volatile` excepted. Behind the leading messages it says nothing: clients put it on their
@@ -100,8 +104,12 @@ def _stability(members: Mapping[str, msgspec.Raw], field: str) -> Stability | No
         raise MarkError(field, 'must be an object such as {"stability": "volatile"}')
     found = decoded(_ANY, value)
     for name in found:
-        if name != "stability":
-            raise MarkError(field, "must hold 'stability' alone")
+        if name not in ("stability", "pin"):
+            raise MarkError(field, "must hold 'stability' or 'pin' alone")
+    if not isinstance(found.get("pin", False), bool):
+        raise MarkError(f"{field}.pin", "must be true or false")
+    if "pin" in found and "stability" not in found:
+        return None
     if found.get("stability") not in [*Stability]:
         raise MarkError(f"{field}.stability", "must be 'stable' or 'volatile'")
     return Stability(found["stability"])

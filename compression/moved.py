@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -24,11 +24,19 @@ class Passage:
 
     `words`: the pieces, unchanged and in their order; each left a PLACEHOLDER. `line` is what the note
     says: the constant text before the first piece on its line, then the pieces with what stood between.
+    `cost`: bytes by which the move makes the prompt longer, whatever the words are. `waits`: no note of
+    this request can say the words as they are now; the last one says what they were.
     """
 
     message: int
     words: tuple[str, ...] = field(repr=False)
     line: str = field(repr=False)
+    cost: int = 0
+    waits: bool = False
+
+    def waiting(self) -> Passage:
+        """The same passage, not said in this request."""
+        return replace(self, waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,12 @@ class Moved:
     taken off and a new order of blocks inside one message are part of it. `facts`: those of all messages
     with these texts in place and without any marks; they name the conversation, whatever the clock says.
     `passages`: what moved; those of one message in the order of their placeholders in its new text.
-    `reasons`: one per message that changes.
+    `reasons`: one per message that changes. `staying`: the messages whose text would make the prompt too
+    long if it moved (see `growth`); their `facts` are those without it all the same.
     """
 
     facts: tuple[Facts, ...]
     texts: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     passages: tuple[Passage, ...] = ()
     reasons: tuple[PlanEdit, ...] = ()
+    staying: frozenset[int] = frozenset()

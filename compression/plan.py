@@ -36,6 +36,11 @@ class PromptPlan:
     injected_usage: bool = False
     injected_continuous: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes to send."""
+        return sum(memoryview(piece).nbytes for piece in self.outgoing)
+
 
 def plan(
     body: Body,
@@ -44,15 +49,17 @@ def plan(
     served_model: str | None,
     continuous_usage: bool,
     laid: tuple[PlanEdit, ...] = (),
+    shaped: tuple[PlanEdit, ...] = (),
     cache_salt: str | None = None,
 ) -> PromptPlan:
-    """The body as it goes upstream; `laid` are the layout's edits, which it already carries.
+    """The body as it goes upstream, which already carries the edits of the layout and of the context.
 
+    `laid` and `shaped` say what these were.
     A stream is asked for its usage, which the client sees only if it asked too; the model's name is
     replaced where the engine knows it by another; `cache_salt` keeps other tenants out of the prompt's
     cache blocks. Everything else is the client's own bytes.
     """
-    edits = list(laid)
+    edits = [*laid, *shaped]
     members: dict[str, bytes] = {}
     if served_model is not None:
         members["model"] = msgspec.json.encode(served_model)

@@ -9,8 +9,7 @@ from ctxgate.compression.rules import ALL_RULES
 from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
-    import re
-
+    from ctxgate.compression.expressions import Expression
     from ctxgate.compression.rules import Rule
     from ctxgate.compression.volatile import VolatileKind
 
@@ -37,7 +36,7 @@ class Policy(Record, frozen=True):
     level: Level = Level.SAFE
     rules: frozenset[Rule] = ALL_RULES
     kinds: frozenset[VolatileKind] = frozenset()
-    patterns: tuple[re.Pattern[str], ...] = ()
+    patterns: tuple[Expression, ...] = ()
 
     def moves(self) -> bool:
         """Whether parts of the prompt may change their place."""

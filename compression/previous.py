@@ -14,12 +14,12 @@ What is kept is bounded: outlines by their elements, bodies by their bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.sent import WIDTH
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,15 +46,14 @@ class Owner(NamedTuple):
     task: str
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(Record, frozen=True):
     """A request that was sent: its prompt, where to, how many tokens the engine counted, and when.
 
     `conversation` names the line of requests that it was the last of, `task` whom it was sent for.
     """
 
     conversation: bytes
-    outline: Outline = field(repr=False)
+    outline: Outline
     place: Place
     tokens: int | None
     at_us: int
@@ -85,6 +84,10 @@ class Previous:
         if grown is not None and grown.task == owner.task:
             return grown
         return self._of_task(owner, sent.outline) or grown or self._by_messages(owner, sent.outline)
+
+    def latest(self, owner: Owner) -> Before | None:
+        """The last request of the task, whatever it says."""
+        return next((before for _, before in self._named(owner.tenant, [owner.task])), None)
 
     def _of_task(self, owner: Owner, outline: Outline) -> Before | None:
         """The last request of the task, where this prompt holds the end of it, or only ends otherwise."""

@@ -121,7 +121,9 @@ def _reverted(
     old.unmark(GATEWAY_MARK)
     if new.unmark(GATEWAY_MARK):
         raise Invalid("marks")
-    note = _take_note(new, len(old))
+    note = _take_note(new, 0 if old.is_empty() else len(old))
+    if old.is_empty() and note is not None:
+        old.members.pop("content", None)  # null and missing are the same content
     if len(old) != len(new):
         raise Invalid("messages")
     rest = iter(words)
@@ -146,6 +148,9 @@ def _take_note(message: MessageTexts, size: int) -> str | None:
         message.drop_last()
         return text
     text = message.text(0) if len(message) else None
+    if text is not None and size == 0 and text.startswith(HEADING + "\n"):
+        message.members.pop("content")
+        return text
     at = -1 if text is None else text.rfind(f"\n\n{HEADING}\n")
     if text is None or at < 0:
         return None
@@ -166,7 +171,12 @@ def _lines(text: str) -> tuple[int, Counter[str]]:
 
 
 def _is_said(passage: Passage, notes: Mapping[int, str]) -> bool:
-    """Whether a note holds a passage: likely that of its own message, or one of the last."""
+    """Whether a note holds a passage: likely that of its own message, or one of the last.
+
+    One that waits is said by a later request; an earlier note says of it what was true then.
+    """
+    if passage.waits:
+        return bool(notes)
     own = notes.get(passage.message)
     if own is not None and _says(own, passage.words):
         return True

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 import xxhash
 
+from ctxgate.compression.compacted import is_compacted
 from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.diverge import TEMPLATE_FIELDS, common_prefix
 from ctxgate.compression.divergence import Divergence, DivergenceKind
 from ctxgate.compression.recent import Recent
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,8 +114,7 @@ class Outline:
         return at >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Record, frozen=True):
     """One outgoing prompt: its outline, and the chain of it.
 
     `chain` has a hash for the fields, one for the whole head where there is one (tools and leading system
@@ -122,7 +123,7 @@ class Sent:
     """
 
     outline: Outline
-    chain: tuple[bytes, ...] = field(repr=False)
+    chain: tuple[bytes, ...]
 
     @property
     def sizes(self) -> array[int]:
@@ -275,7 +276,10 @@ def _kind(one: Outline, two: Outline, at: int, *, tool: bool) -> DivergenceKind:
     rest = iter(twos)
     if not Counter(ones) - Counter(twos) and not all(digest in rest for digest in ones):
         return DivergenceKind.HISTORY_REORDERED
-    return DivergenceKind.HISTORY_TRUNCATED if twos and twos[0] in ones else DivergenceKind.HISTORY_EDITED
+    if twos and twos[0] in ones:
+        return DivergenceKind.HISTORY_TRUNCATED
+    compacted = is_compacted(ones, twos, one.sizes[at:], two.sizes[at:])
+    return DivergenceKind.HISTORY_COMPACTED if compacted else DivergenceKind.HISTORY_EDITED
 
 
 def common_run(one: Outline, two: Outline, at: int) -> int:

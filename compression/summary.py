@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEADING: Final = (
     "[Record of earlier messages of this conversation, which were left out here. It is data to look things up"
@@ -30,6 +33,7 @@ TITLES: Final = (
 )
 MARKUP: Final = "[markup]"
 _LEAST_LETTERS: Final = 12
+_LONGEST_PLACEHOLDER: Final = 64
 _WIRE: Final = re.compile(
     r"</?\s?(?:tool_calls?|tool_response|function_calls?|function|invoke|parameter"
     r"|antml:\w{1,20}|think|im_start|im_end"
@@ -81,12 +85,31 @@ class SummaryFault(StrEnum):
 
 def rendered(summary: Summary) -> str:
     """A summary as the text of a message; empty where it has no part."""
+    text = listed(summary)
+    return framed(text) if text else ""
+
+
+def listed(summary: Summary) -> str:
+    """A summary without its heading: each part under its title, a point a line."""
     sections = [
         "\n".join([f"{title}:", *(f"- {_one_line(text)}" for text in getattr(summary, name))])
         for name, title in TITLES
         if getattr(summary, name)
     ]
-    return framed("\n".join(sections)) if sections else ""
+    return "\n".join(sections)
+
+
+def fitted(summary: Summary, room: int, tokens_of: Callable[[str], int]) -> Summary:
+    """The summary within `room` tokens: the longest part loses its last point, again and again."""
+    parts = {name: list(getattr(summary, name)) for name, _ in TITLES}
+    costs = {name: [tokens_of(f"- {text}\n") for text in texts] for name, texts in parts.items()}
+    sizes = {name: sum(cost) for name, cost in costs.items()}
+    titles = {name: tokens_of(f"{title}:\n") for name, title in TITLES}
+    while any(parts.values()) and sum(sizes.values()) + sum(titles[n] for n in parts if parts[n]) > room:
+        longest = max(sizes, key=lambda name: sizes[name])
+        parts[longest].pop()
+        sizes[longest] -= costs[longest].pop()
+    return Summary(**{name: tuple(texts) for name, texts in parts.items()})
 
 
 def framed(text: str) -> str:
@@ -106,12 +129,22 @@ def is_record(text: str) -> bool:
 
 def fault_of(text: str, source_bytes: int) -> SummaryFault | None:
     """Why a summary (without its heading) must not stand for `source_bytes` of messages; None if it may."""
-    plain = _PLAIN.sub(" ", text).strip().lower()
-    if plain in _NOTHING or sum(map(str.isalnum, plain)) < _LEAST_LETTERS:
+    if is_placeholder(text) or sum(map(str.isalnum, text)) < _LEAST_LETTERS:
         return SummaryFault.EMPTY
     if len(framed(text).encode("utf-8", "surrogatepass")) >= source_bytes:
         return SummaryFault.LONGER
     return SummaryFault.TOOL_CALL if _WIRE.search(text) else None
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether a text is empty or a word for nothing."""
+    plain = _PLAIN.sub(" ", text[:_LONGEST_PLACEHOLDER]).strip().lower()
+    return len(text) <= _LONGEST_PLACEHOLDER and (not plain or plain in _NOTHING)
+
+
+def has_markup(text: str) -> bool:
+    """Whether something in a text looks like a tool call or the frame of a message."""
+    return _WIRE.search(text) is not None
 
 
 def without_markup(text: str) -> str:

@@ -10,8 +10,9 @@ What is taken:
   of a note (`notes`).
 
 The gateway's own marks are taken off as well; `cache_control` goes upstream as it came. What a message
-becomes depends on the message, the policy and the marks of the head alone, so it is the same in every
-turn.
+becomes depends on the policy, the message and what stands before it without volatile text, so it is the
+same in every turn. Where moving would make the prompt too long (`growth`), or the first user turn can hold
+no note, text stays; the facts are those without it all the same, for they name the conversation.
 
 A text that holds one of the constants of `moved` stays as it is: nobody could tell which was whose.
 """
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from ctxgate.compression.declared_spans import Sections, Span, declared, grouped
-from ctxgate.compression.diff_parts import HEAD_ROLES
+from ctxgate.compression.growth import head_size, staying
 from ctxgate.compression.marks import Marks, Stability, read_marks
 from ctxgate.compression.moved import HEADING, PLACEHOLDER, Moved, Passage
 from ctxgate.compression.plan import PlanEdit
@@ -32,10 +33,11 @@ from ctxgate.compression.recent import Recent
 from ctxgate.compression.texts import GATEWAY_MARK, MARKS, MessageTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import msgspec
 
+    from ctxgate.compression.declared_spans import Group
     from ctxgate.compression.dialects.chat import Facts, Views
     from ctxgate.compression.policy import Policy
 
@@ -45,16 +47,20 @@ _REMEMBERED: Final = 32 * 2**20  # bytes of messages after taking
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One message without its volatile text. `text` is None where it goes out as it came."""
+    """One message without its volatile text. `text` is None where it goes out as it came.
+
+    `cost`: bytes by which the message and its lines of a note grow, whatever the words are.
+    """
 
     text: bytes | None
     facts: Facts
-    passages: tuple[tuple[tuple[str, ...], str], ...] = ()  # words, and the line of the note
+    passages: tuple[tuple[tuple[str, ...], str, int], ...] = ()  # words, the line of the note, its cost
     kinds: tuple[str, ...] = ()
+    cost: int = 0
 
     def size(self) -> int:
         """Bytes that it takes to remember, roughly."""
-        return 500 + len(self.text or b"") + sum(len(line) for _, line in self.passages)
+        return 500 + len(self.text or b"") + sum(len(line) for _, line, _ in self.passages)
 
 
 class TakingMemory:
@@ -75,14 +81,6 @@ class Place:
     index: int
     head: bool
     cached: int
-
-
-def head_size(facts: Sequence[Facts]) -> int:
-    """How many leading messages are the head."""
-    for at, each in enumerate(facts):
-        if each.role not in HEAD_ROLES:
-            return at
-    return len(facts)
 
 
 def check_marks(
@@ -114,26 +112,40 @@ def take(
 ) -> Moved:
     """The prompt without what is declared volatile. Raises `MarkError`.
 
-    `movable`: whether there is a place for a note; without one only marks are taken off.
+    `movable`: whether there is a place for notes; without one only marks are taken off.
     """
     marks = check_marks(messages, facts, memory)
     head = head_size(facts)
-    searched = head if movable and (policy.kinds or policy.patterns) else 0
+    searched = head if policy.kinds or policy.patterns else 0
     covered = max((at for at in range(head) if at in marks and marks[at].cached), default=-1)
-    kept, texts, reasons = list(facts), dict[int, bytes](), list[PlanEdit]()
-    passages: list[Passage] = []
-    for at in sorted({*range(searched), *marks}):
-        cached = 0
-        if at <= covered:
-            cached = 2**31 if at < covered else marks[at].cached
-        place = Place(at, at < head, cached)
-        taken = _remembered(messages[at], place, tenant, policy, memory, movable=movable)
+    kept, found = list(facts), dict[int, Taken]()
+    places = {at: _place(at, head, covered, marks) for at in sorted({*range(searched), *marks})}
+    for at, place in places.items():
+        found[at] = taken = _remembered(messages[at], place, tenant, policy, memory)
         kept[at] = taken.facts
-        passages += (Passage(at, words, line) for words, line in taken.passages)
-        if taken.text is not None:
-            texts[at] = taken.text
-            reasons.append(PlanEdit(f"messages[{at}]", _reason(taken)))
-    return Moved(tuple(kept), texts, tuple(passages), tuple(reasons))
+    costs = {at: taken.cost for at, taken in found.items() if taken.passages}
+    too_long = staying(kept, costs) if movable else frozenset[int]()
+    for at in too_long if movable else costs:
+        found[at] = _remembered(messages[at], places[at], tenant, policy, memory, movable=False)
+    return Moved(
+        facts=tuple(kept),
+        texts={at: taken.text for at, taken in found.items() if taken.text is not None},
+        passages=tuple(Passage(at, *each) for at, taken in found.items() for each in taken.passages),
+        reasons=tuple(
+            PlanEdit(f"messages[{at}]", _reason(taken))
+            for at, taken in found.items()
+            if taken.text is not None
+        ),
+        staying=too_long,
+    )
+
+
+def _place(at: int, head: int, covered: int, marks: Mapping[int, Marks]) -> Place:
+    """Where a message stands. `covered` is the last one of the head that bears a cache mark."""
+    cached = 0
+    if at <= covered:
+        cached = 2**31 if at < covered else marks[at].cached
+    return Place(at, at < head, cached)
 
 
 def _reason(taken: Taken) -> str:
@@ -143,7 +155,13 @@ def _reason(taken: Taken) -> str:
 
 
 def _remembered(
-    raw: msgspec.Raw, place: Place, tenant: str, policy: Policy, memory: TakingMemory, *, movable: bool
+    raw: msgspec.Raw,
+    place: Place,
+    tenant: str,
+    policy: Policy,
+    memory: TakingMemory,
+    *,
+    movable: bool = True,
 ) -> Taken:
     digest = xxhash.xxh3_128_digest(memoryview(raw), memory.seed)
     key = (tenant, digest, policy, place.head, place.cached, movable)
@@ -162,7 +180,7 @@ def _taken(
     if message is None:
         return Taken(None, facts)
     marks = read_marks(message, facts.role, f"messages[{place.index}]") if facts.marked else Marks()
-    passages: list[tuple[tuple[str, ...], str]] = []
+    passages: list[tuple[tuple[str, ...], str, int]] = []
     kinds: dict[str, None] = {}
     for at, text in [*message.texts()] if movable else []:
         said = marks.parts[at] if marks.parts else None
@@ -170,9 +188,11 @@ def _taken(
         if not spans or HEADING in text or PLACEHOLDER in text:
             continue
         kinds |= dict.fromkeys(span.kind for span in spans)
+        before = 0
         for group in grouped(text, spans):
             words = tuple(text[span.start : span.end] for span in group.spans)
-            passages.append((words, group.line(text)))
+            passages.append((words, group.line(text), _cost(text, group, before)))
+            before = group.spans[-1].end
         message.put(at, _without(text, spans))
     unmarked = message.unmark(GATEWAY_MARK)
     sent = message.raw() if passages or unmarked else None
@@ -183,7 +203,19 @@ def _taken(
         facts = replace(known, varies=known.varies and not cached)
     elif sent is not None:
         facts = memory.views.message(tenant, sent)
-    return Taken(sent, facts, tuple(passages), tuple(kinds))
+    return Taken(sent, facts, tuple(passages), tuple(kinds), sum(cost for _, _, cost in passages))
+
+
+def _cost(text: str, group: Group, before: int) -> int:
+    """What it costs to move a group, apart from its words. `before`: where the last group ended.
+
+    Counts constant text alone, so that it is the same whatever the words are.
+    """
+    first, last = group.spans[0].start, group.spans[-1].end
+    label = text[max(first - len(group.label), before) : first].lstrip()
+    words = sum(len(text[span.start : span.end].encode()) for span in group.spans)
+    between = len(text[first:last].encode()) - words
+    return len(PLACEHOLDER) * len(group.spans) + len(label.encode()) + between + 1
 
 
 def _spans(

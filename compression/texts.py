@@ -7,7 +7,7 @@ content that is a text is part 0.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
@@ -25,6 +25,7 @@ _TEXT_KINDS: Final = frozenset({"text", "input_text", "output_text"})
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
+_NULL: Final = msgspec.Raw(b"null")
 _QUOTE: Final = 0x22
 _BRACKET: Final = 0x5B
 _BRACE: Final = 0x7B
@@ -99,6 +100,10 @@ class MessageTexts:
         """Whether the content is a list of parts."""
         return not self._single
 
+    def is_empty(self) -> bool:
+        """Whether there is no content: null, or none at all."""
+        return self._single and bytes(self.members.get("content", _NULL)) == bytes(_NULL)
+
     def unmark(self, *names: str) -> bool:
         """Take marks off the message and its parts. Returns whether there were any."""
         found = False
@@ -119,30 +124,51 @@ class MessageTexts:
         return msgspec.json.encode(members)
 
 
-def end_of_content(raw: bytes) -> tuple[int, bytes, bytes] | None:
-    """Where a text can be added to the end of a message's content, and what stands around it.
+class End(NamedTuple):
+    """Where a text goes at the end of a message's content: `raw[start:stop]` gives way to it.
 
-    Returns the place in the bytes and the bytes before and after the JSON-escaped text: that of a content
-    text, or a part of its own in a list. None where the content is neither, or repeated members hide it.
+    `before` and `after` stand around the text, which is JSON-escaped.
+    """
+
+    start: int
+    stop: int
+    before: bytes
+    after: bytes
+
+
+def end_of_content(raw: bytes) -> End | None:
+    """Where a text can be added to the end of a message's content.
+
+    That is the end of a content text, or a part of its own in a list; no content (null, or none at all)
+    gives way to the text. None where the content is something else, or repeated members hide it.
     """
     message = MessageTexts.read(raw)
-    if message is None or "content" not in message.members:
+    if message is None:
         return None
     position = raw.index(b"{") + 1
+    end: End | None = None
+    if "content" not in message.members:
+        end = End(position, position, b'"content":"', b'",' if message.members else b'"')
     for name, value in message.members.items():
         found = _NAME.match(raw, position)
         if found is None:
             return None
-        position = found.end() + memoryview(value).nbytes
-        if name != "content":
-            continue
-        if raw[found.end() : position] != bytes(value):
-            return None
-        if message.is_list():
-            comma = b"," if len(message) else b""
-            return position - 1, comma + b'{"type":"text","text":"', b'"}'
-        return (position - 1, b"\\n\\n", b"") if message.text(0) is not None else None
-    return None
+        start, position = found.end(), found.end() + memoryview(value).nbytes
+        if name == "content":
+            if raw[start:position] != bytes(value):
+                return None
+            end = _end(message, start, position)
+    return end if raw[position:].strip() == b"}" else None
+
+
+def _end(message: MessageTexts, start: int, stop: int) -> End | None:
+    """Where a text can be added to the content that stands at these bytes."""
+    if message.is_empty():
+        return End(start, stop, b'"', b'"')
+    if message.is_list():
+        comma = b"," if len(message) else b""
+        return End(stop - 1, stop - 1, comma + b'{"type":"text","text":"', b'"}')
+    return End(stop - 1, stop - 1, b"\\n\\n", b"") if message.text(0) is not None else None
 
 
 def escaped(text: str) -> bytes:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.compression.notes import FLOOR
+from ctxgate.compression.growth import size_said
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.layout import Prompt
 
 MAX_GROWTH: Final = 0.01
+_LEADING: Final = frozenset({"system", "developer"})
 
 
 class Invalid(Exception):
@@ -52,6 +53,50 @@ def check_same(before: Prompt, after: Prompt) -> None:
         raise Invalid("tools")
     if Counter(before.tools or ()) != Counter(after.tools or ()):
         raise Invalid("tools")
+
+
+def check_cut(
+    before: Sequence[Facts],
+    after: Sequence[Facts],
+    dropped: Sequence[tuple[int, int]],
+    changed: Collection[int],
+    *,
+    carried: bool,
+    added: int = 0,
+) -> None:
+    """Check that a prompt is another one without some whole rounds and with shorter texts. Raises `Invalid`.
+
+    `dropped` are ranges of the messages before; where `carried`, one user message stands in place of the
+    first. Only `changed` messages may say something else, with the same role, calls and answers. The leading
+    system messages, the first user message and the last message stay, and no call or result is worse off.
+    The prompt is not longer than before but for `added` bytes.
+    """
+    gone = {at for start, stop in dropped for at in range(start, stop)}
+    kept = [at for at in range(len(before)) if at not in gone]
+    rest = list(after)
+    if carried:
+        place = dropped[0][0] if dropped else len(rest)
+        if place >= len(rest) or rest[place].role != "user" or rest[place].calls:
+            raise Invalid("carrier")
+        del rest[place]
+    if len(rest) != len(kept) or not kept:
+        raise Invalid("count")
+    first = next((at for at, each in enumerate(before) if each.role == "user"), kept[0])
+    head = next((at for at, each in enumerate(before) if each.role not in _LEADING), len(before))
+    if first in gone or kept[-1] != len(before) - 1 or any(at in gone for at in range(head)):
+        raise Invalid("kept")
+    for at, new in zip(kept, rest, strict=True):
+        old = before[at]
+        if old is new:
+            continue
+        if (old.role, old.calls, old.answers) != (new.role, new.calls, new.answers):
+            raise Invalid("pairing")
+        if old.digest != new.digest and at not in changed:
+            raise Invalid("messages")
+    if pairing_faults(after) - pairing_faults(before):
+        raise Invalid("pairing")
+    if sum(each.size for each in after) > sum(each.size for each in before) + added:
+        raise Invalid("longer")
 
 
 def answered(messages: Sequence[Facts]) -> list[tuple[int, int] | None]:
@@ -93,25 +138,19 @@ def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
     return faults
 
 
-def check_length(before: Prompt, after: Prompt, *, notes: bool = False) -> None:
-    """Check that edits make a prompt at most 1 % longer. Raises `Invalid`.
+def check_length(before: Prompt, after: Prompt, *, declared: int = 0) -> None:
+    """Check that edits make a prompt at most 1 % longer, beside what they declare. Raises `Invalid`.
 
     What counts is what the prompt says: white space, escapes and null members are read away by every
-    engine before a template sees the rest. With `notes`, short prompts may grow by FLOOR bytes for the
-    frozen ones, and any by twice as many for the newest: its heading, its labels and the placeholders.
+    engine before a template sees the rest. `declared`: bytes of the plan's placeholders and notes. These
+    have bounds of their own (`growth`, `notes`), which are the same in every turn: a bound here that
+    comes and goes with the prompt's size would take back what has been sent.
     """
     size = size_of(before)
-    bound = max(size * MAX_GROWTH, FLOOR) + 2 * FLOOR if notes else size * MAX_GROWTH
-    if size_of(after) > size + bound:
+    if size_of(after) > size + size * MAX_GROWTH + declared:
         raise Invalid("longer")
 
 
 def size_of(prompt: Prompt) -> int:
     """Bytes of what the messages and tools of a prompt say; the ids of tool calls say nothing."""
-    return sum(map(_said, prompt.facts)) + sum(tool.size for tool in prompt.tools or ())
-
-
-def _said(facts: Facts) -> int:
-    if not facts.calls and facts.answers is None:
-        return facts.size
-    return facts.size - sum(len(id_.encode()) for id_ in (*facts.calls, facts.answers or ""))
+    return sum(map(size_said, prompt.facts)) + sum(tool.size for tool in prompt.tools or ())

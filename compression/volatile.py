@@ -21,7 +21,7 @@ from ctxgate.compression.volatile_git import git_blocks
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 
 class VolatileKind(StrEnum):
@@ -53,11 +53,15 @@ class VolatileSpan:
     label: str = ""
 
 
-def find_volatile(text: str) -> tuple[VolatileSpan, ...]:
-    """Every volatile span, in order and without overlaps; of overlapping ones, the more telling."""
+def find_volatile(text: str, kinds: Collection[VolatileKind] | None = None) -> tuple[VolatileSpan, ...]:
+    """Every volatile span, in order and without overlaps; of overlapping ones, the more telling.
+
+    With `kinds`, only those are looked for.
+    """
     taken: list[tuple[int, int, VolatileKind]] = []
     for kind, find in _FINDERS:
-        taken = _merged(taken, ((start, end, kind) for start, end in find(text)))
+        if kinds is None or kind in kinds:
+            taken = _merged(taken, ((start, end, kind) for start, end in find(text)))
     return tuple(
         VolatileSpan(start, end, kind, context.before(text, start).lstrip()) for start, end, kind in taken
     )

@@ -28,6 +28,11 @@ class Overflow:
     at_least: bool = False
     refused_output: bool = False
 
+    @property
+    def of_prompt(self) -> bool:
+        """Whether a shorter prompt would help: not where the output asked for exceeds any window alone."""
+        return not self.refused_output or self.prompt is not None
+
 
 # vLLM: prompts counted while tokenizing; before tokenizing it counts characters and names no prompt tokens.
 _CONTEXT: Final = re.compile(rf"maximum context length is {_N} tokens")

@@ -10,10 +10,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ctxgate.gateway.cache_salt import SECRET_BYTES, Salts, kept_secret
+from ctxgate.gateway.context import ContextStage
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.forms import Forms
-from ctxgate.gateway.housekeeping import forget_forms
+from ctxgate.gateway.housekeeping import expire_originals, forget_forms
 from ctxgate.gateway.layout import LayoutStage
+from ctxgate.gateway.recall import Recall
+from ctxgate.gateway.recall_process import RecallProcess, command
 from ctxgate.gateway.services import Services, unix_us
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.gateway.telemetry import Telemetry
@@ -54,14 +57,38 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
         secret = await kept_secret(ledger.forms, secrets.token_bytes(SECRET_BYTES), unix_us())
     client = UpstreamClient(config.limits.connect_timeout_s)
     telemetry = Telemetry()
-    layout = LayoutStage(Forms(ledger.forms), lambda reason: telemetry.layout_dropped.labels(reason).inc())
-    services = Services(config, keys, ledger, client, Fleet(config.pools), telemetry, layout, Salts(secret))
-    forgetting = asyncio.create_task(forget_forms(ledger.forms, config.forms_days, unix_us))
+    forms = Forms(ledger.forms)
+    layout = LayoutStage(forms, lambda reason: telemetry.layout_dropped.labels(reason).inc())
+    recall = Recall(
+        ledger.archive,
+        RecallProcess(command(config.recall_model)),
+        lambda outcome: telemetry.recalls.labels(outcome).inc(),
+    )
+    services = Services(
+        config,
+        keys,
+        ledger,
+        client,
+        Fleet(config.pools),
+        telemetry,
+        layout,
+        Salts(secret),
+        forms,
+        ledger.archive,
+        recall,
+    )
+    services.context = ContextStage(services)
+    housekeeping = asyncio.gather(
+        forget_forms(ledger.forms, config.forms_days, unix_us),
+        expire_originals(ledger.archive, config.archive_days, unix_us),
+    )
     try:
         yield services
     finally:
-        forgetting.cancel()
-        await asyncio.gather(forgetting, return_exceptions=True)
+        housekeeping.cancel()
+        await asyncio.gather(housekeeping, return_exceptions=True)
+        await services.context.close()
         await asyncio.gather(*services.background, return_exceptions=True)
+        await recall.close()
         await client.close()
         await ledger.close()

@@ -27,7 +27,7 @@ from ctxgate.gateway.errors import Kind, Refused, event_of
 from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.signs import error_code
-from ctxgate.gateway.upstream_errors import pass_on
+from ctxgate.gateway.upstream_errors import pass_on, too_long
 from ctxgate.inference import rates
 from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
@@ -36,6 +36,7 @@ from ctxgate.inference.sse import EventTooLarge
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
 
 if TYPE_CHECKING:
+    from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.edge import Headers, Reply
     from ctxgate.gateway.flow import Answered, Held
     from ctxgate.gateway.services import Services
@@ -143,8 +144,11 @@ class Attempt:
             # Also a replica that refuses the gateway's key, or answers no JSON API.
             usage = NOTHING_KNOWN if status >= 500 else NOTHING_USED
             return self._settle(Outcome.UPSTREAM_ERROR, usage, status=status, retriable=True)
-        answered = self._settle(Outcome.REJECTED, NOTHING_USED, status=status)
+        overflow = too_long(body) if self._held.routed.planned.may_shrink else None
+        answered = self._settle(Outcome.REJECTED, NOTHING_USED, status=status, overflow=overflow)
         await self._booking.durable()
+        if overflow is not None:
+            return answered  # a shorter prompt may go out instead
         await self._reply.whole(self.refusal[0], [JSON, *self.headers()], self.refusal[1])
         return answered
 
@@ -273,6 +277,7 @@ class Attempt:
         reason: str | None = None,
         retriable: bool = False,
         connection_lost: bool = False,
+        overflow: Overflow | None = None,
     ) -> Answered:
         return self._booking.settle(
             outcome,
@@ -281,6 +286,7 @@ class Attempt:
             reason=reason,
             retriable=retriable,
             connection_lost=connection_lost,
+            overflow=overflow,
         )
 
     def headers(self) -> Headers:
@@ -299,6 +305,8 @@ class Attempt:
         if planned.plan.layout_edits:
             layout = f"{planned.level}; edits={planned.plan.layout_edits}"
             headers.append((b"x-ctxgate-layout", layout.encode()))
+        if planned.turn is not None and (told := planned.turn.told()) is not None:
+            headers.append((b"x-ctxgate-compaction", told.encode()))
         return headers
 
     def _client_gone(self) -> None:

@@ -15,6 +15,7 @@ from ctxgate.inference import rates
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 
 if TYPE_CHECKING:
+    from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.flow import Held
     from ctxgate.gateway.miss import Miss
     from ctxgate.gateway.services import Services
@@ -92,6 +93,7 @@ class Booking:
         reason: str | None = None,
         retriable: bool = False,
         connection_lost: bool = False,
+        overflow: Overflow | None = None,
     ) -> Answered:
         """Book the attempt. The only place that does, and the first call is the only one that counts."""
         if self.answered is not None:
@@ -99,11 +101,12 @@ class Booking:
         total_us, now_us = self._elapsed_us(), self._services.now_us()
         charge = self.charge(usage)
         answered = Answered(
-            self._held, outcome, status, reason, self._ttft_us, usage, retriable, connection_lost
+            self._held, outcome, status, reason, self._ttft_us, usage, retriable, connection_lost, overflow
         )
         self.answered = answered
         findings = self._record.findings.get(self._held.routed.planned.allowed.model.engine_name)
         miss = self._miss = self._services.misses.settled(self._held, usage, now_us, findings)
+        beside = self._services.savings.settled(self._held, usage, charge, now_us)
         row = AttemptSettled(
             self._row.attempt_id,
             outcome,
@@ -115,6 +118,8 @@ class Booking:
             usage,
             charge,
             miss,
+            beside.plain,
+            beside.fixed,
         )
         self._settled = self._services.ledger.settle(row)
         self._settled.add_done_callback(noted)

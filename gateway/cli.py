@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "serve": "run the gateway in front of the pools of a configuration",
     "check": "check a configuration; errors name file, line and field",
     "pools": "ask the replicas of the pools what they report and how they render",
+    "probe-recall": "ask a pool's model for needles in long prompts: how far back does it still find them",
     "keys": "make client keys; only their hashes are stored",
     "report": "tokens and dollars by task, team, pool, model or day",
     "explain": "what a request would miss of the cache another one left; nothing is sent",
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == asked:
-            module = importlib.import_module(f"ctxgate.gateway.commands.{name}")
+            module = importlib.import_module(f"ctxgate.gateway.commands.{name.replace('-', '_')}")
             module.configure(sub)
             sub.set_defaults(run=module.run)
     args = parser.parse_args(arguments)

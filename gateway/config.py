@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ctxgate.compression.expressions import Expression
     from ctxgate.compression.volatile import VolatileKind
     from ctxgate.inference.rates import RateCard
 
@@ -58,17 +58,44 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What counts a model's tokens: an encoding of tiktoken, or a `tokenizer.json`. One of them is given."""
+
+    tiktoken: str | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model name clients ask for: the pools that serve it, the default first."""
 
     name: str
     pools: tuple[str, ...]
     served_name: str | None = None  # the engine's own name, where it differs
+    window: int | None = None  # tokens of prompt and answer together; None: what the replicas report
+    tokenizer: Tokenizer | None = None  # None: tokens are estimated by bytes
+    recall_probe: Path | None = None  # the result of `ctxgate probe-recall`: how far prompts are reliable
 
     @property
     def engine_name(self) -> str:
         """The name the engine knows the model by."""
         return self.served_name or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What becomes of a team's long conversations. Sizes are tokens unless they say bytes."""
+
+    compaction: str = "auto"  # one of context_level.Mode
+    summarizer: str = "warm_suffix"  # one of context_level.Summarizer
+    tail_tokens: int = 20_000
+    summary_tokens: int = 4_000
+    tool_results: bool = False  # shrink long ones when they arrive
+    tool_result_bytes: int = 16_384
+    recall: bool = True
+    recall_tokens: int = 1_000
+    recall_tool: bool = False
+    sticky_tools: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +106,8 @@ class Team:
     organisation: str
     layout: str = "safe"  # the highest layout level of its requests, one of compression.policy.Level
     kinds: frozenset[VolatileKind] = frozenset()  # volatile text of the head, by the detector's kinds
-    patterns: tuple[re.Pattern[str], ...] = ()  # and by expressions
+    patterns: tuple[Expression, ...] = ()  # and by expressions
+    context: Context = field(default_factory=Context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +134,6 @@ class Config:
     docs: bool = True
     teams: Mapping[str, Team] = field(default_factory=dict)
     forms_days: int = 30  # how long an unused form is kept
+    archive_days: int = 30  # how long an original is kept after it left a prompt
+    recall_model: str | None = None  # a sentence-transformers model, by name or folder; None: terms alone
     cache_salt_secret: bytes | None = field(default=None, repr=False)  # None: the store keeps one

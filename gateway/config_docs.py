@@ -32,9 +32,11 @@ _TITLES: Final = {
     "pools.NAME.rates": "one dated version of the prices",
     "pools.NAME.rates.tiers[]": "prices for long prompts",
     "models.NAME": "one model",
+    "models.NAME.tokenizer": "what counts a model's tokens",
     "teams.NAME": "one team",
     "teams.NAME.layout": "layout for the prefix cache",
     "teams.NAME.layout.volatile[]": "text that changes",
+    "teams.NAME.context": "long conversations",
     "keys[]": "one client key",
 }
 

@@ -8,11 +8,13 @@ from ctxgate.compression.policy import LEVELS, Level
 from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.cache_salt import Isolation
 from ctxgate.gateway.config import Limits, Listen
+from ctxgate.gateway.config_context import CONTEXT
 from ctxgate.gateway.config_kinds import (
     DAY,
     FILE_PATH,
     FLAG,
     LISTEN_HOST,
+    MODEL_PLACE,
     PRICE,
     SERVER_ROOT,
     SHA256,
@@ -48,7 +50,19 @@ FORMS_DAYS: Final = Field(
     "the ledger's file.",
     30,
 )
-STORE_SECTION: Final = Section((SQLITE, FORMS_DAYS))
+ARCHIVE_DAYS: Final = Field(
+    "archive_days",
+    whole(1, 3650),
+    "How long the originals of messages that left a prompt can be read again, from when they left it.",
+    30,
+)
+RECALL_MODEL: Final = Field(
+    "recall_model",
+    MODEL_PLACE,
+    "The sentence-transformers model that finds what left a prompt by its meaning. Needs the extra `dense`.",
+    default_text="none: it is found by its words and exact strings",
+)
+STORE_SECTION: Final = Section((SQLITE, FORMS_DAYS, ARCHIVE_DAYS, RECALL_MODEL))
 
 # limits; the defaults are those of `config.Limits`
 MAX_BODY: Final = Field(
@@ -213,7 +227,35 @@ SERVED_NAME: Final = Field(
     "The engine's own name of the model (`vllm serve --served-model-name`).",
     default_text="the same name",
 )
-MODEL_SECTION: Final = Section((MODEL_POOLS, SERVED_NAME))
+WINDOW: Final = Field(
+    "window",
+    whole(1024, 100_000_000),
+    "The longest prompt and answer together, in tokens, where the replicas report another or none. What a "
+    "replica says when it refuses a prompt as too long counts more.",
+    default_text="what the replicas report as `max_model_len`",
+)
+TIKTOKEN: Final = Field(
+    "tiktoken",
+    Name("the name of an encoding"),
+    "An encoding of the library tiktoken, such as `o200k_base`.",
+)
+TOKENIZER_FILE: Final = Field("file", FILE_PATH, "A `tokenizer.json`; needs the library tokenizers.")
+TOKENIZER_SECTION: Final = Section((TIKTOKEN, TOKENIZER_FILE))
+TOKENIZER: Final = Field(
+    "tokenizer",
+    TOKENIZER_SECTION,
+    "How the tokens of new messages are counted between two answers: by one of these. It never replaces "
+    "what a replica measured.",
+    default_text="by their bytes, as measured",
+)
+RECALL_PROBE: Final = Field(
+    "recall_probe",
+    FILE_PATH,
+    "A result of `ctxgate probe-recall --out`: conversations are compacted before they are longer than what "
+    "it found reliable.",
+    default_text="the whole window is relied on",
+)
+MODEL_SECTION: Final = Section((MODEL_POOLS, SERVED_NAME, WINDOW, TOKENIZER, RECALL_PROBE))
 ORGANISATION: Final = Field(
     "organisation",
     Name("the name of an organisation"),
@@ -237,7 +279,9 @@ VOLATILE_KIND: Final = Field(
 VOLATILE_PATTERN: Final = Field(
     "pattern",
     EXPRESSION,
-    "What this expression matches, or its group `value` where it has one; `^` and `$` are the ends of lines.",
+    "What this expression matches, or its group `value` where it has one; `^` and `$` are the ends of lines. "
+    "The syntax is RE2's, which takes linear time on every text: no look-around, no back-references; `\\w`, "
+    "`\\d`, `\\s` and `\\b` mean ASCII, `\\pL` any letter. The first 256 matches in a text count.",
 )
 VOLATILE_SECTION: Final = Section((VOLATILE_KIND, VOLATILE_PATTERN))
 VOLATILE: Final = Field(
@@ -255,7 +299,9 @@ LAYOUT: Final = Field(
     "How prompts are laid out for the prefix cache.",
     default_text="`safe`",
 )
-TEAM_SECTION: Final = Section((ORGANISATION, LAYOUT), {"organization": "is spelled organisation here"})
+TEAM_SECTION: Final = Section(
+    (ORGANISATION, LAYOUT, CONTEXT), {"organization": "is spelled organisation here"}
+)
 KEY_ID: Final = Field(
     "id", Name("the id of a key"), "Public name of the key in ledger and logs.", required=True
 )

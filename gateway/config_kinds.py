@@ -184,7 +184,7 @@ def seconds(high: int) -> Scalar[float]:
 def choice(*options: str) -> Scalar[str]:
     """One of a few words."""
     few = len(options) < 5
-    wanted = " or ".join(f'"{option}"' for option in options) if few else "one of the known words"
+    wanted = " or ".join(f'"{option}"' for option in options) if few else f"one of {', '.join(options)}"
 
     def read(place: Place) -> str:
         if _is_word(place.node, options):
@@ -340,6 +340,13 @@ def _file_path(place: Place) -> str:
     return value
 
 
+def _model_place(place: Place) -> str:
+    value = text(place, "the folder or the name of a model")
+    if not value.strip():
+        place.fail("must be the folder or the name of a model")
+    return value
+
+
 FLAG: Final = Scalar(_flag, "true or false", {"type": "boolean"})
 DAY: Final = Scalar(_day, "day, `YYYY-MM-DD`", {"type": "string", "format": "date"})
 PRICE: Final = Scalar(
@@ -362,6 +369,9 @@ SHA256: Final = Scalar(
 )
 VARIABLE: Final = Scalar(
     _variable, "name of an environment variable", {"type": "string", "pattern": f"^{_VARIABLE}$"}
+)
+MODEL_PLACE: Final = Scalar(
+    _model_place, "a folder, or a name that the library downloads", {"type": "string", "minLength": 1}
 )
 FILE_PATH: Final = Scalar(
     _file_path, "path, relative to the folder of this file", {"type": "string", "minLength": 1}

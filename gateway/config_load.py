@@ -14,8 +14,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.volatile import VolatileKind
+from ctxgate.gateway import config_context as c
 from ctxgate.gateway import config_fields as f
-from ctxgate.gateway.config import Config, Key, Limits, Listen, Model, Pool, Replica, Team
+from ctxgate.gateway.config import (
+    Config,
+    Context,
+    Key,
+    Limits,
+    Listen,
+    Model,
+    Pool,
+    Replica,
+    Team,
+    Tokenizer,
+)
 from ctxgate.gateway.config_rules import check
 from ctxgate.gateway.config_yaml import ConfigError, Problem, Unreadable, compose
 from ctxgate.inference.rates import RateCard, Rates
@@ -78,10 +90,10 @@ def _text(path: Path | str) -> str:
         with Path(path).open("rb") as source:
             raw = source.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError([Problem(file, 1, 1, "", "there is no such file")]) from None
+        raise ConfigError([Problem(file, 0, 0, "", "there is no such file")]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "unusable path"
-        raise ConfigError([Problem(file, 1, 1, "", f"cannot be read: {reason}")]) from None
+        raise ConfigError([Problem(file, 0, 0, "", f"cannot be read: {reason}")]) from None
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError([Problem(file, 1, 1, "", f"is larger than {MAX_FILE_BYTES // 2**20} MiB")])
     try:
@@ -100,16 +112,18 @@ def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
         listen=_listen(root.get(f.LISTEN)),
         store=folder / (f.SQLITE.default if store is None else store[f.SQLITE]),
         forms_days=f.FORMS_DAYS.default if store is None else store[f.FORMS_DAYS],
+        archive_days=f.ARCHIVE_DAYS.default if store is None else store[f.ARCHIVE_DAYS],
         limits=_limits(root.get(f.LIMITS)),
         pools=MappingProxyType(
             {name: _pool(name, pool.value, environ) for name, pool in root[f.POOLS].found.items()}
         ),
         models=MappingProxyType(
-            {name: _model(name, model.value) for name, model in root[f.MODELS].found.items()}
+            {name: _model(name, model.value, folder) for name, model in root[f.MODELS].found.items()}
         ),
         keys=_keys(root, teams),
         docs=root[f.DOCS],
         teams=MappingProxyType(teams),
+        recall_model=None if store is None else _recall_model(store.get(f.RECALL_MODEL), folder),
         cache_salt_secret=None if variable is None else environ[variable].encode("utf-8", "surrogateescape"),
     )
 
@@ -175,8 +189,30 @@ def _rates(values: Values, day: date, above: int) -> Rates:
     )
 
 
-def _model(name: str, values: Values) -> Model:
-    return Model(name, tuple(pool.value for pool in values[f.MODEL_POOLS]), values.get(f.SERVED_NAME))
+def _model(name: str, values: Values, folder: Path) -> Model:
+    probe = values.get(f.RECALL_PROBE)
+    return Model(
+        name,
+        tuple(pool.value for pool in values[f.MODEL_POOLS]),
+        values.get(f.SERVED_NAME),
+        values.get(f.WINDOW),
+        _tokenizer(values.get(f.TOKENIZER), folder),
+        None if probe is None else folder / probe,
+    )
+
+
+def _recall_model(value: str | None, folder: Path) -> str | None:
+    """A folder beside this file where there is one of that name, else a name for the library."""
+    if value is not None and (folder / value).is_dir():
+        return str(folder / value)
+    return value
+
+
+def _tokenizer(values: Values | None, folder: Path) -> Tokenizer | None:
+    if values is None:
+        return None
+    file = values.get(f.TOKENIZER_FILE)
+    return Tokenizer(values.get(f.TIKTOKEN), None if file is None else folder / file)
 
 
 def _teams(root: Values) -> dict[str, Team]:
@@ -187,9 +223,10 @@ def _teams(root: Values) -> dict[str, Team]:
 
 
 def _team(name: str, values: Values) -> Team:
+    context = _context(values.get(c.CONTEXT))
     layout = values.get(f.LAYOUT)
     if layout is None:
-        return Team(name, values[f.ORGANISATION])
+        return Team(name, values[f.ORGANISATION], context=context)
     declared = [entry.value for entry in layout[f.VOLATILE]]
     kinds = [entry.get(f.VOLATILE_KIND) for entry in declared]
     patterns = [entry.get(f.VOLATILE_PATTERN) for entry in declared]
@@ -199,6 +236,24 @@ def _team(name: str, values: Values) -> Team:
         layout[f.LAYOUT_LEVEL],
         frozenset(VolatileKind(kind) for kind in kinds if kind is not None),
         tuple(pattern for pattern in patterns if pattern is not None),
+        context,
+    )
+
+
+def _context(values: Values | None) -> Context:
+    if values is None:
+        return Context()
+    return Context(
+        compaction=values[c.COMPACTION],
+        summarizer=values[c.SUMMARIZER],
+        tail_tokens=values[c.TAIL_TOKENS],
+        summary_tokens=values[c.SUMMARY_TOKENS],
+        tool_results=values[c.TOOL_RESULTS] == "on",
+        tool_result_bytes=values[c.TOOL_RESULT_BYTES],
+        recall=values[c.RECALL] == "on",
+        recall_tokens=values[c.RECALL_TOKENS],
+        recall_tool=values[c.RECALL_TOOL] == "on",
+        sticky_tools=frozenset(tool.value for tool in values[c.STICKY_TOOLS]),
     )
 
 

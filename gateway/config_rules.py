@@ -11,6 +11,7 @@ from ctxgate.compression.policy import Level, Policy
 from ctxgate.gateway import config_fields as f
 from ctxgate.gateway.config_kinds import MIN_PLAUSIBLE_NANO, UNIT_HINT
 from ctxgate.gateway.config_yaml import label, suggestion
+from ctxgate.gateway.ledger import OWN_ORGANISATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.config_schema import Field, Located, Values
 
-OWN_ORGANISATION: Final = "ctxgate"
-"""What the gateway's own calls are booked to; no team of a configuration belongs to it."""
 
 MIN_SECRET: Final = 16
 
@@ -153,6 +152,7 @@ def _models(root: Values) -> None:
             lines[pool.value] = pool.place.line
             if pools is not None and pool.value not in known:
                 pool.place.complain(f"there is no pool {label(pool.value)}{suggestion(pool.value, known)}")
+        _tokenizer(model.value.get(f.TOKENIZER))
         if len(lines) > 1:
             model.value.at(f.MODEL_POOLS).warn(
                 "lists more than one pool: requests go to the first; the others are not used yet"
@@ -160,6 +160,16 @@ def _models(root: Values) -> None:
     for name, entry in () if pools is None or models is None else pools.found.items():
         if name not in used:
             entry.place.warn("no model names this pool, so it never serves")
+
+
+def _tokenizer(values: Values | None) -> None:
+    if values is None:
+        return
+    fields = (f.TIKTOKEN, f.TOKENIZER_FILE)
+    if all(values.get(one) is not None for one in fields):
+        values.place.complain("gives tiktoken and file; one of them counts")
+    if all(values.at(one) is values.place for one in fields):
+        values.place.complain("must give tiktoken or file")
 
 
 def _keys(root: Values) -> None:

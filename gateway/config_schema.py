@@ -82,12 +82,14 @@ class Section:
 
     fields: tuple[Field[Any], ...]
     hints: Mapping[str, str] = field(default_factory=dict)
-    empty: str = "is empty"
+    empty: str = ""
 
     def read(self, place: Place) -> Values:
         """The fields that can be read; every problem is reported."""
         if place.node.tag == NULL:
-            Place(place.key or place.node, place.path, place.report).fail(self.empty)
+            Place(place.key or place.node, place.path, place.report).fail(
+                self.empty or "is empty; what belongs to it stands below it, indented deeper"
+            )
         known = {one.name: one for one in self.fields}
         values = Values(place)
         present: set[str] = set()
@@ -98,7 +100,7 @@ class Section:
             else:
                 place.complain(self._unknown(name), at=member.key, path=member.path)
         if not present and any(one.required for one in self.fields) and not _has_merge(place.node):
-            place.complain(self.empty, at=place.key)
+            place.complain(self.empty or "is empty", at=place.key)
             return values
         for one in self.fields:
             if one.required and one.name not in present:

@@ -28,7 +28,11 @@ def as_json(config: Config) -> dict[str, object]:
         "store": {"sqlite": str(config.store)},
         "pools": {name: _pool_json(pool) for name, pool in config.pools.items()},
         "models": {
-            name: {"pools": list(model.pools), "served_name": model.served_name or name}
+            name: {
+                "pools": list(model.pools),
+                "served_name": model.served_name or name,
+                "window": model.window,
+            }
             for name, model in config.models.items()
         },
         "teams": {name: _team_json(team) for name, team in config.teams.items()},
@@ -66,7 +70,12 @@ def _team_json(team: Team) -> dict[str, object]:
                 *({"pattern": pattern.pattern} for pattern in team.patterns),
             ],
         },
+        "context": {name: _plain(getattr(team.context, name)) for name in team.context.__slots__},
     }
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _rates_json(rates: Rates) -> dict[str, object]:
@@ -132,8 +141,19 @@ def _team_lines(config: Config) -> Iterator[str]:
     if not config.teams:
         yield "  none"
         return
-    rows = [(team.name, team.organisation, _layout_text(team)) for team in config.teams.values()]
-    yield from _table(("name", "organisation", "layout"), rows, indent="  ", right=False)
+    rows = [
+        (team.name, team.organisation, _context_text(team), _layout_text(team))
+        for team in config.teams.values()
+    ]
+    yield from _table(("name", "organisation", "compaction", "layout"), rows, indent="  ", right=False)
+
+
+def _context_text(team: Team) -> str:
+    """When conversations are compacted, and by whom where that is another than usual."""
+    context = team.context
+    if context.compaction == "off" or context.summarizer == "warm_suffix":
+        return context.compaction
+    return f"{context.compaction}, {'no summary' if context.summarizer == 'off' else context.summarizer}"
 
 
 def _layout_text(team: Team) -> str:

@@ -32,7 +32,10 @@ _QUOTED: Final = re.compile(r"'(?!<)(?:[^'\\]|\\.){2,}'|\"(?:[^\"\\]|\\.){2,}\""
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing to mend. Line and column count from 1; `field` is the dotted path, "" for the whole file."""
+    """One thing to mend. Line and column count from 1; `field` is the dotted path, "" for the whole file.
+
+    Line 0 stands for a file that cannot be read at all.
+    """
 
     file: str
     line: int
@@ -41,7 +44,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}:{self.column}: "
+        where = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: "
         return where + (f"{self.field}: {self.message}" if self.field else self.message)
 
 
@@ -226,6 +229,22 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
     if error.context == "while scanning a quoted scalar" and error.context_mark:
         return f"the quoted text that begins on line {error.context_mark.line + 1} is not closed"
     if problem == "mapping values are not allowed here":
-        return "a name and its value cannot stand here; a text with a colon needs quotes"
+        return (
+            "a name and its value cannot stand here: the line is indented too deep, or a text with a colon "
+            "is not in quotes"
+        )
+    if problem.startswith("expected <block end>") and error.context_mark:
+        return _misplaced(error.context_mark, of_list=error.context == "while parsing a block collection")
     words = "; ".join(part for part in (error.context, error.problem) if part)
     return _QUOTED.sub("(...)", words) or "syntax error"
+
+
+def _misplaced(begins: yaml.Mark, *, of_list: bool) -> str:
+    """Where the entries of a mapping or list stand that a line is indented out of."""
+    line, column = begins.line + 1, begins.column + 1
+    if of_list:
+        return f"each entry of the list that begins on line {line} starts with '- ' in column {column}"
+    return (
+        f"this line begins in no column where one may: the entries beside it, from line {line} on, begin "
+        f"in column {column}"
+    )

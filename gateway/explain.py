@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.compression.divergence import DivergenceKind, printable
+from ctxgate.gateway.advice import advice
 from ctxgate.inference.rates import format_usd, miss_nano
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Explanation:
     """Everything that is known of a pair of requests.
 
     `first` is the first difference, but for white space between JSON tokens; `effective` is the first that
-    the prompt shows.
+    the prompt shows. `layout` is the level at which both were laid out before, None where they are compared
+    as they came.
     """
 
     before: str
@@ -76,6 +78,7 @@ class Explanation:
     tokens: Tokens
     spans: tuple[SpanCost, ...]
     price: Price | None = None
+    layout: str | None = None
 
     @property
     def cost_nano(self) -> int | None:
@@ -95,7 +98,9 @@ class Explanation:
 def as_text(explanation: Explanation) -> str:
     """Paragraphs for a reader: the difference, what it costs, the volatile head, the fix."""
     first, effective = explanation.first, explanation.effective
-    lines = [f"What {explanation.after} would miss, sent after {explanation.before}:", "", first.prose()]
+    laid = "" if explanation.layout is None else f", both laid out at the level {explanation.layout}"
+    head = f"What {explanation.after} would miss, sent after {explanation.before}{laid}:"
+    lines = [head, "", first.prose()]
     if first.kind is not DivergenceKind.EXTENDS:
         lines.append(f"  {_where(first)}")
     if effective != first and effective.kind is DivergenceKind.EXTENDS:
@@ -111,7 +116,7 @@ def as_text(explanation: Explanation) -> str:
             "all from there to the prompt's end is read anew, new tokens and parts of blocks included:",
         ]
         lines += [_span_line(explanation, span) for span in explanation.spans]
-    lines += ["", f"Fix: {advice(explanation)}"]
+    lines += ["", f"Fix: {fix(explanation)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -119,6 +124,7 @@ def as_json(explanation: Explanation) -> str:
     """The same as a JSON object; money as integer nano-dollars and as a decimal string."""
     tokens = explanation.tokens
     record = {
+        "layout": explanation.layout,
         "first": _record(explanation.first),
         "effective": _record(explanation.effective),
         "tokens": {
@@ -140,22 +146,18 @@ def as_json(explanation: Explanation) -> str:
             }
             for span in explanation.spans
         ],
-        "fix": advice(explanation),
+        "fix": fix(explanation),
     }
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
-def advice(explanation: Explanation) -> str:
+def fix(explanation: Explanation) -> str:
     """How to keep the prefix, to the client's author."""
-    effective = explanation.effective
-    if effective.kind is not DivergenceKind.EXTENDS:
-        return ADVICE[effective.kind]
-    if explanation.first.kind is not DivergenceKind.EXTENDS:
-        return (
-            "nothing is lost with vLLM. Other engines may see the difference: "
-            + ADVICE[explanation.first.kind]
-        )
-    return ADVICE[DivergenceKind.EXTENDS]
+    first, effective = explanation.first, explanation.effective
+    lost = effective.kind is not DivergenceKind.EXTENDS or first.kind is DivergenceKind.EXTENDS
+    shown = effective if lost else first
+    told = advice(shown.kind, shown.volatile, shown.field)
+    return told if lost else f"nothing is lost with vLLM. Other engines may see the difference: {told}"
 
 
 def shorten(text: str) -> str:
@@ -230,37 +232,3 @@ def _cost_record(explanation: Explanation) -> dict[str, Any] | None:
     if cost is None or explanation.price is None:
         return None
     return {"pool": explanation.price.pool, "lost_nano_usd": cost, "lost_usd": format_usd(cost)}
-
-
-ADVICE: Final = {
-    DivergenceKind.EXTENDS: "nothing; this is how a conversation should grow.",
-    DivergenceKind.MODEL_CHANGED: "keep one model for a conversation; each reads the prompt for itself.",
-    DivergenceKind.SALT: "send the same `cache_salt` with all requests that may share a prefix.",
-    DivergenceKind.TEMPLATE_CHANGED: "send the same value in every request of a conversation.",
-    DivergenceKind.TOOLS_CHANGED: (
-        "declare all tools from the first request on. Tools stand before the history in most templates, so "
-        "a tool that comes late or goes early costs the whole conversation once."
-    ),
-    DivergenceKind.TOOLS_REORDERED: "send the tools in one order: sort them, or keep a list, not a set.",
-    DivergenceKind.TOOLS_RESERIALIZED: (
-        "write each schema once and send the same text again, or serialize with a fixed order of keys."
-    ),
-    DivergenceKind.SYSTEM_CHANGED: (
-        "keep the system prompt as it was first sent, and put what changes into the last user message."
-    ),
-    DivergenceKind.VOLATILE_IN_HEAD: (
-        "take it out of the head. Put it at the end of the last user message, or let a tool tell it; a date "
-        "without the time of day changes once a day."
-    ),
-    DivergenceKind.HISTORY_EDITED: (
-        "send earlier messages as they were first sent, and say corrections in a new message."
-    ),
-    DivergenceKind.HISTORY_REORDERED: "send earlier messages in the order in which they were first sent.",
-    DivergenceKind.HISTORY_RESERIALIZED: (
-        "keep each message, and the arguments of each tool call, as the text that came, and send that text "
-        "again instead of a value serialized anew."
-    ),
-    DivergenceKind.HISTORY_TRUNCATED: (
-        "drop old messages rarely and many at a time; a window that slides each turn loses it each time."
-    ),
-}

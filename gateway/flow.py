@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.plan import PromptPlan
     from ctxgate.compression.policy import Level
+    from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.config import Key, Model, Pool, Replica
+    from ctxgate.gateway.context_turn import Turn
     from ctxgate.gateway.ledger import AttemptOpened, Outcome
     from ctxgate.gateway.miss import Miss
     from ctxgate.gateway.seen import Seen
@@ -91,13 +93,18 @@ class Allowed(Record, frozen=True):
 class Planned(Record, frozen=True):
     """The outgoing prompt, the layout level it was planned at, and what is known of it and those before it.
 
-    `seen` is None where a prompt cannot be followed: embeddings, and several prompts in one call.
+    `seen` is None where a prompt cannot be followed: embeddings, and several prompts in one call. `turn` is
+    what the context stage knows of it, None where it had nothing to do with it. `origin`: the request that
+    this call of the gateway's own is made for.
     """
 
     allowed: Allowed
     plan: PromptPlan
     level: Level
     seen: Seen | None = None
+    turn: Turn | None = None
+    may_shrink: bool = False  # a prompt that the engine refuses as too long may be tried again, shorter
+    origin: Turn | None = None
 
 
 class Routed(Record, frozen=True):
@@ -122,7 +129,8 @@ class Answered(Record, frozen=True):
 
     `retriable`: no byte reached the client and another try may help. `connection_lost`: the connection
     broke after the request went out and before any answer, as an idle one does that the server was just
-    closing; then the same replica is worth one more try.
+    closing; then the same replica is worth one more try. `overflow`: the engine refused the prompt as too
+    long, and the client has not been told.
     """
 
     held: Held
@@ -133,6 +141,7 @@ class Answered(Record, frozen=True):
     usage: Usage
     retriable: bool = False
     connection_lost: bool = False
+    overflow: Overflow | None = None
 
 
 class Settled(Record, frozen=True):

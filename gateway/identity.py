@@ -6,18 +6,20 @@ for where agents already put it, always namespaced under the key, and never an a
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
 
+from ctxgate.compression.beginning import Beginnings
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Identified, Surface, Task
-from ctxgate.inference.wire import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ctxgate.compression.declared_spans import Sections
+    from ctxgate.compression.expressions import Expression
     from ctxgate.gateway.config import Key
     from ctxgate.gateway.flow import Inbound
 
@@ -40,27 +42,16 @@ _TASK_HEADERS: Final = (
 )
 _METADATA_KEYS: Final = ("task_id", "session_id", "thread_id")
 _BODY_FIELDS: Final = ("prompt_cache_key", "safety_identifier", "user")
-_PROMPT_HEAD: Final = 1024
 _PROMPTS: Final = {
     Surface.COMPLETIONS: ("prompt", "prompt_embeds"),
     Surface.EMBEDDINGS: ("input", "messages"),
 }
-# Where a conversation's head ends that has no user message.
-_ROOT_MESSAGES: Final = 64
-_ROOT_BYTES: Final = 2**20
 _MAX_FIELD_BYTES: Final = 16_384
 
 
-class _Role(msgspec.Struct):
-    role: str | None = None
-
-
-_ROLE: Final = msgspec.json.Decoder(_Role)
-
-
-def identify(inbound: Inbound, key: Key) -> Identified:
+def identify(inbound: Inbound, key: Key, roots: Roots) -> Identified:
     """Key to tenant, headers and body to task."""
-    root = conversation_root(inbound, key)
+    root = roots.of(inbound, key)
     return Identified(inbound, key, _task(inbound, root), root)
 
 
@@ -79,32 +70,40 @@ def authenticate(headers: Mapping[str, str], find_key: Callable[[str], Key | Non
     return found
 
 
-def conversation_root(inbound: Inbound, key: Key) -> bytes:
-    """32 bytes naming a conversation by its head, up to and including the first user message.
+def tenant_of(key: Key) -> str:
+    """The tenant as stores name it: no name of an organisation or a team holds a slash."""
+    return f"{key.organisation}/{key.team}"
 
-    Later turns of an append-only conversation share it; another team's equal head does not. A head
-    without a user message ends after 64 messages, or with the one that takes it past 1 MiB.
+
+class Roots:
+    """Names conversations by their heads, alike in every turn: see `compression.beginning`.
+
+    `patterns`: by team, the expressions that find volatile text of its heads. `seed` should be a secret of
+    the process. `sections`: what is known of texts of heads, to be shared with the layout.
     """
-    digest = blake2b(f"{key.organisation}\0{key.team}\0{inbound.model}\0".encode(), digest_size=32)
-    if inbound.surface is Surface.CHAT:
-        size = 0
-        for message in inbound.messages[:_ROOT_MESSAGES]:
-            view = memoryview(message)
-            digest.update(view)
-            size += view.nbytes
-            if size > _ROOT_BYTES or _role(message) == "user":
-                break
-    else:
-        prompt = next((name for name in _PROMPTS[inbound.surface] if inbound.body.has(name)), "prompt")
-        digest.update(memoryview(inbound.body.get(prompt) or b"")[:_PROMPT_HEAD])
-    return digest.digest()
 
+    def __init__(
+        self,
+        patterns: Mapping[str, tuple[Expression, ...]] = MappingProxyType({}),
+        seed: int = 0,
+        sections: Sections | None = None,
+    ) -> None:
+        self._patterns = patterns
+        self._beginnings = Beginnings(seed, sections)
 
-def _role(message: msgspec.Raw) -> str | None:
-    try:
-        return decoded(_ROLE, message).role
-    except msgspec.DecodeError:
-        return None  # the engine will say what is wrong with it
+    def of(self, inbound: Inbound, key: Key) -> bytes:
+        """32 bytes naming a conversation by its head, up to and including the first user message.
+
+        Turns of one conversation share it, though a clock in the head moves on; another team's equal head
+        does not. A head without a user message ends after 64 messages, or with the one that takes it past
+        1 MiB; a prompt that is no chat is known by its first 1024 bytes.
+        """
+        surface, patterns = inbound.surface, self._patterns.get(key.team, ())
+        owner = f"{key.organisation}\0{key.team}\0{inbound.model}\0{surface}"
+        if surface is Surface.CHAT:
+            return self._beginnings.of_messages(owner, inbound.messages, patterns)
+        prompt = next((name for name in _PROMPTS[surface] if inbound.body.has(name)), "prompt")
+        return self._beginnings.of_text(owner, inbound.body.get(prompt) or b"", patterns)
 
 
 def _task(inbound: Inbound, root: bytes) -> Task:

@@ -26,6 +26,8 @@ from ctxgate.inference.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ctxgate.compression.declared_spans import Sections
+    from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.layout import LayoutResult
     from ctxgate.compression.plan import PlanEdit
     from ctxgate.compression.policy import Policy
@@ -35,15 +37,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 DROPPED: Final = ("store", "hidden", "longer", "invalid", "defect")
-"""Why edits were dropped: the store gave no answer in time; repeated members hide the place; the body
-would grow; the edited body failed the checker; an error in the layout itself."""
+"""Why edits were dropped: the store gave no answer in time; repeated members hide the place; moving
+volatile text would make the prompt too long; the edited body failed the checker; an error in the layout.
+"""
 
 
 class Laid(Record, frozen=True):
-    """The body to go on with, and what was changed in it."""
+    """The body to go on with, and what was changed in it.
+
+    `facts` are those of the client's messages without volatile text, which name the conversation; empty
+    where layout has not looked at them.
+    """
 
     body: Body
     reasons: tuple[PlanEdit, ...] = ()
+    facts: tuple[Facts, ...] = ()
 
 
 class LayoutStage:
@@ -59,6 +67,16 @@ class LayoutStage:
         self._memory = layout.Memory(seed=secrets.randbits(64))
         self._reverting = Reverting()
         self._remembers_since_us: int | None = None
+
+    @property
+    def memory(self) -> layout.Memory:
+        """What is remembered of messages and conversations."""
+        return self._memory
+
+    @property
+    def sections(self) -> Sections:
+        """What is known of texts of heads, for whoever else searches them."""
+        return self._memory.taking.sections
 
     async def lay_out(self, identified: Identified, policy: Policy, now_us: int) -> Laid:
         """The body as it goes on. Never raises for a failure of its own.
@@ -106,9 +124,9 @@ class LayoutStage:
         if result.dropped is not None:
             self._dropped(result.dropped)
         if not result.edits:
-            return Laid(body)
+            return Laid(body, facts=result.facts)
         before = Side(prompt, inbound.messages)
-        return Laid(self._checked(body, before, result, tenant, policy), result.reasons)
+        return Laid(self._checked(body, before, result, tenant, policy), result.reasons, result.facts)
 
     def _ask_again_each_day(self, now_us: int) -> None:
         """Let the store know what is in use, though memory would have answered."""
@@ -124,7 +142,7 @@ class LayoutStage:
             after, rewritten = edited(body, before.prompt, result.edits, tenant, self._memory)
         except ValueError as error:  # NotJson, NotAnObject
             raise Invalid("json") from error
-        check_length(before.prompt, rewritten, notes=policy.moves())
+        check_length(before.prompt, rewritten, declared=result.added)
         if policy.moves():
             other = Side(rewritten, after.items("messages"))
             reordered = policy.level is Level.LEARNED

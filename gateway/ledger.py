@@ -21,8 +21,16 @@ GROUPINGS: Final = ("task", "team", "pool", "model", "day", "cause")
 
 EVERYTHING: Final = "total"
 
+OWN_ORGANISATION: Final = "ctxgate"
+"""Whom the gateway's own calls are booked to, such as those of a probe; no configuration can name it."""
+
 FILTERS: Final = ("organisation", "team", "key_id", "task", "pool", "model")
 """The columns a report may be narrowed by."""
+
+
+ANSWER: Final = "answer"
+PURPOSES: Final = (ANSWER, "summary", "recall")
+"""What an attempt was for: the client's own request, or a call of the gateway, booked to the task."""
 
 
 class LedgerError(Exception):
@@ -79,7 +87,11 @@ class Outcome(StrEnum):
 
 
 class AttemptOpened(Record, frozen=True):
-    """What is known when an attempt is dispatched. Times are Unix microseconds."""
+    """What is known when an attempt is dispatched. Times are Unix microseconds.
+
+    `purpose` is one of PURPOSES. `client_tokens` estimates the prompt as the client sent it, where
+    the gateway sent a compacted one instead; None where it did not.
+    """
 
     attempt_id: str
     request_id: str
@@ -98,10 +110,17 @@ class AttemptOpened(Record, frozen=True):
     opened_at_us: int
     predicted_cached_tokens: int | None = None
     estimated_prompt_tokens: int | None = None
+    purpose: str = ANSWER
+    client_tokens: int | None = None
 
 
 class AttemptSettled(Record, frozen=True):
-    """How an attempt ended. Durations are microseconds since `opened_at_us`."""
+    """How an attempt ended. Durations are microseconds since `opened_at_us`.
+
+    What it would have cost in nano-dollars: `plain_nano` had the client's own prompts been sent,
+    `fixed_nano` had they been compacted at a fixed share of the window; None where that is not known, or
+    where the prompt would not have fitted.
+    """
 
     attempt_id: str
     outcome: Outcome
@@ -113,6 +132,8 @@ class AttemptSettled(Record, frozen=True):
     usage: Usage
     charge: Charge
     miss: Miss | None = None
+    plain_nano: int | None = None
+    fixed_nano: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +185,9 @@ class ReportRow:
 class MissRow:
     """Sums over the settled attempts that missed the cache for one reason.
 
-    `field` is the place in the request; behind the first element of an array it stands for all of them:
-    `messages[].content`. Token and money sums run over the known figures; `unknown` counts attempts
-    without.
+    `field` is the place in the request. Behind the first element of an array it stands for all of them:
+    `messages[].content`, or, where that is only one, `messages[3].content`. Token and money sums run over
+    the known figures; `unknown` counts attempts without.
     """
 
     cause: MissCause
@@ -177,6 +198,35 @@ class MissRow:
     avoidable_tokens: int
     avoidable_nano: int
     unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRow:
+    """What context management saved in one group, over settled attempts; owners as in `ReportRow`.
+
+    `compacted` counts requests whose client's own prompt was longer by `removed_tokens` in all. Of the
+    whole cost, `calls_nano` went to `calls`, the gateway's own. `plain_nano` and `fixed_nano`: see
+    `AttemptSettled`; an attempt of which that is not known counts with what it cost.
+    """
+
+    group: str
+    requests: int
+    compacted: int
+    removed_tokens: int
+    calls: int
+    calls_nano: int
+    cost_nano: int
+    plain_nano: int
+    fixed_nano: int
+    unknown_cost: int
+    organisation: str | None = None
+    team: str | None = None
+    key_id: str | None = None
+
+    @property
+    def saved_nano(self) -> int:
+        """Saved less lost: below zero where compaction has cost more than it saved so far."""
+        return self.plain_nano - self.cost_nano
 
 
 class Ledger(Protocol):
@@ -240,6 +290,17 @@ class Ledger(Protocol):
         self, *, where: Mapping[str, str] | None = None, since_us: int = 0, until_us: int | None = None
     ) -> list[MissRow]:
         """Misses by cause, detail and field, those first that cost most; narrowed like `report`."""
+        ...
+
+    async def savings(
+        self,
+        by: str,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> list[SavingRow]:
+        """What context management saved, grouped and narrowed like `report`, sorted by group and owner."""
         ...
 
     async def rows(

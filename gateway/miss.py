@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from ctxgate.compression.divergence import DivergenceKind
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from ctxgate.compression.divergence import Divergence
@@ -26,7 +29,7 @@ class MissCause(StrEnum):
     SYSTEM_CHANGED = "system_changed"  # a clock or a counter in it, for example
     HISTORY_EDITED = "history_edited"  # an earlier message says something else, or is written differently
     REORDERED = "reordered"  # the same tools or messages in another order
-    COMPACTION = "compaction"  # earlier messages were dropped or replaced by fewer
+    COMPACTION = "compaction"  # earlier messages were dropped, or replaced by fewer or much shorter ones
     MODEL_CHANGED = "model_changed"
     TEMPLATE_CHANGED = "template_changed"  # a field that chat templates read, or the template's own doing
     SALT = "salt"
@@ -71,8 +74,7 @@ class Miss:
         ).encode("ascii", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Record, frozen=True):
     """What is known of one attempt's prompt.
 
     `prompt`, `cached`: its tokens, and those found in the cache, as reported (or, before the answer, as
@@ -125,7 +127,7 @@ def bounded(evidence: Evidence, most: Divergence | None) -> Evidence | None:
         if expected is not None and expected.tokens > evidence.cached:
             return None
         most = replace(coarse, kept_bytes=0, avoidable_bytes=evidence.size)
-    loosest = replace(evidence, difference=most)
+    loosest = structs.replace(evidence, difference=most)
     return loosest if _by_content(loosest) is None else None
 
 
@@ -229,7 +231,7 @@ def shown_field(path: str) -> str:
 
 
 _PATH: Final = re.compile(
-    r"(?:(?:tools|messages)\[\d+\]|model|cache_salt|chat_template|chat_template_kwargs|documents|reasoning_effort)"
+    r"(?:(?:tools|messages)\[\d+\]|prompt|model|cache_salt|chat_template|chat_template_kwargs|documents|reasoning_effort)"
     r"(?![^.])"
     r"(?:\.(?:role|content|name|type|text|id|tool_calls|tool_call_id|function|arguments|description|parameters"
     r"|strict|refusal|reasoning|reasoning_content|audio)(?:\[\d+\])?(?![^.]))*"
@@ -247,4 +249,5 @@ _CAUSES: Final = {
     DivergenceKind.HISTORY_REORDERED: MissCause.REORDERED,
     DivergenceKind.HISTORY_RESERIALIZED: MissCause.HISTORY_EDITED,
     DivergenceKind.HISTORY_TRUNCATED: MissCause.COMPACTION,
+    DivergenceKind.HISTORY_COMPACTED: MissCause.COMPACTION,
 }

@@ -14,8 +14,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from ctxgate.compression.bounds import at_most
 from ctxgate.compression.diverge import diverge
+from ctxgate.compression.diverge_text import diverge_texts
+from ctxgate.compression.kindred import Kindred
 from ctxgate.compression.previous import Owner, Previous, goes_on
 from ctxgate.compression.sent import Digester, extends
 from ctxgate.gateway.flow import Surface
@@ -63,6 +67,7 @@ class Misses:
         self._compared_at_once = compared_at_once
         self._digester = Digester(secrets.randbits(64) if seed is None else seed)
         self._previous = Previous()
+        self._kindred = Kindred()
 
     def look(self, identified: Identified, body: Body, salt: str | None) -> Seen | None:
         """The prompt of a request as it goes out; None where it has none that can be followed."""
@@ -107,7 +112,7 @@ class Misses:
             return expected
         # Other bytes, the same prompt: it goes on from the one before, which the index cannot know.
         tokens = max(expected.tokens, self.index.whole_blocks(place, before.tokens or 0))
-        return replace(expected, tokens=tokens, counted=True)
+        return structs.replace(expected, tokens=tokens, counted=True)
 
     def _foreseen(self, held: Held) -> Miss | None:
         seen, expected = held.routed.planned.seen, held.expected
@@ -147,7 +152,7 @@ class Misses:
         self, seen: Seen, place: Place, prompt: int, cached: int, expected: Expected | None
     ) -> bool:
         """Whether nothing can have been missed: the cheap answer for most requests."""
-        if seen.before is not None and seen.before.place != place:
+        if seen.before is not None and seen.before.place != place and not seen.kin:
             return False
         if expected is not None and expected.tokens > cached:
             return False
@@ -178,20 +183,39 @@ class Misses:
         # No name of a tenant or key holds a slash.
         owner = Owner(f"{key.organisation}/{key.team}", f"{key.key_id}/{identified.task.name}")
         before = self._previous.find(owner, sent)
-        comparison = None
-        if before is not None and inbound.surface is Surface.CHAT:
-            comparison = self._by_digests(before, sent, body)
-        return Seen(owner, sent, body, before, comparison)
-
-    def _by_digests(self, before: Before, sent: Sent, body: Body) -> Comparison | None:
+        if inbound.surface is not Surface.CHAT:
+            return self._of_text(owner, sent, body, before)
+        if before is None:
+            return self._first(owner, sent, body)
         if extends(before.outline, sent.outline):
-            return None
+            return Seen(owner, sent, body, before)
+        return Seen(owner, sent, body, before, _by_digests(before, sent, self._body_of(before), body))
+
+    def _first(self, owner: Owner, sent: Sent, body: Body) -> Seen:
+        """A conversation's first request: what it can find is the head that an earlier one left."""
+        kin = self._kindred.find(owner, sent, body)
+        if kin is None:
+            return Seen(owner, sent, body)
+        comparison = _by_digests(kin.before, sent, kin.body, body)
+        return Seen(owner, sent, body, kin.before, comparison, kin=True)
+
+    def _of_text(self, owner: Owner, sent: Sent, body: Body, before: Before | None) -> Seen:
+        """A completions request: the same prompt again, or another version of the task's last one."""
+        if before is not None or (latest := self._previous.latest(owner)) is None:
+            return Seen(owner, sent, body, before)
+        earlier = self._body_of(latest)
+        one, two = None if earlier is None else earlier.get("prompt"), body.get("prompt")
+        found = None if one is None or two is None else diverge_texts(bytes(one), bytes(two))
+        if found is None or latest.outline.fields != sent.outline.fields:
+            return Seen(owner, sent, body)
+        comparison = Comparison(latest.outline, sent.outline)
+        comparison.read(found)
+        return Seen(owner, sent, body, latest, comparison)
+
+    def _body_of(self, before: Before) -> Body | None:
+        """The body of an earlier request, None where it is no longer kept."""
         raw = self._previous.body(before)
-        if raw is None:
-            return Comparison(before.outline, sent.outline)
-        earlier = self._previous.parsed(before) or wire.parse(raw)
-        most = at_most(earlier, body, before.outline, sent.outline)
-        return Comparison(before.outline, sent.outline, (earlier, body), most)
+        return None if raw is None else self._previous.parsed(before) or wire.parse(raw)
 
     def _is_large(self, comparison: Comparison) -> bool:
         bodies = comparison.bodies
@@ -229,7 +253,7 @@ class Misses:
             return None
         place = _place(held)
         if cached is None:
-            miss = not_reported(seen.before, held.expected)
+            miss = self._untold(seen, held.expected)
         else:
             miss = self._judged(held, seen, prompt, cached, findings)
             if miss is not None and miss.avoidable_tokens is not None:
@@ -237,16 +261,20 @@ class Misses:
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
                 miss = replace(miss, avoidable_nano=nano)
         self.index.learn(place, seen.sent.chain, seen.sent.sizes, prompt=prompt, cached=cached, now_us=now_us)
+        before = None if seen.kin else seen.before
         self._previous.keep(
-            seen.owner,
-            seen.sent,
-            seen.body,
-            seen.before,
-            place=place,
-            tokens=prompt,
-            now_us=now_us,
+            seen.owner, seen.sent, seen.body, before, place=place, tokens=prompt, now_us=now_us
         )
+        if before is None:
+            self._kindred.keep(seen.owner, seen.sent, seen.body, place=place, tokens=prompt, now_us=now_us)
         return miss
+
+    @staticmethod
+    def _untold(seen: Seen, expected: Expected | None) -> Miss | None:
+        """The miss of an answer that tells no hit. Of several choices none is told by any engine."""
+        if (seen.body.value("n") or 1) != 1:
+            return None
+        return not_reported(None if seen.kin else seen.before, expected)
 
     def _judged(
         self, held: Held, seen: Seen, prompt: int, cached: int, findings: Findings | None = None
@@ -262,7 +290,7 @@ class Misses:
         if (sure := bounded(evidence, comparison.most)) is not None:
             return verdict(sure)
         self._compare(comparison)
-        return verdict(replace(evidence, difference=comparison.best, exact=comparison.exact))
+        return verdict(structs.replace(evidence, difference=comparison.best, exact=comparison.exact))
 
     def _evidence(
         self,
@@ -274,7 +302,9 @@ class Misses:
         *,
         rewrites: bool = False,
     ) -> Evidence:
-        outline, comparison = seen.sent.outline, seen.comparison
+        outline, comparison, before = seen.sent.outline, seen.comparison, seen.before
+        if seen.kin and before is not None and before.place != place:
+            before = None  # another conversation left nothing where it never was
         return Evidence(
             place,
             prompt,
@@ -283,12 +313,12 @@ class Misses:
             messages=outline.messages,
             block=self.index.block(place),
             slack=self.index.least_shortfall(place),
-            before=seen.before,
+            before=before,
             difference=None if comparison is None else comparison.best,
             exact=comparison is not None and comparison.exact,
             expected=expected,
             rewrites=rewrites,
-            goes_on=seen.before is not None and goes_on(seen.before, outline),
+            goes_on=before is not None and not seen.kin and goes_on(before, outline),
         )
 
     def _defect(self, what: str, error: BaseException) -> None:
@@ -300,6 +330,13 @@ class Misses:
 def _difference(before: Body, after: Body) -> Divergence:
     """The first difference that reaches the prompt, as exact as bytes tell."""
     return diverge(before, after, rendered_only=True)
+
+
+def _by_digests(before: Before, sent: Sent, earlier: Body | None, body: Body) -> Comparison:
+    if earlier is None:
+        return Comparison(before.outline, sent.outline)
+    most = at_most(earlier, body, before.outline, sent.outline)
+    return Comparison(before.outline, sent.outline, (earlier, body), most)
 
 
 def _place(held: Held) -> Place:

@@ -2,24 +2,28 @@
 
     identify   key -> tenant, headers -> task              (gateway.identity)
     allow      model and pools the tenant may use
-    plan       outgoing prompt                             (compression.plan)
+    lay out    for the prefix cache                        (gateway.layout)
+    plan       what of the conversation goes out           (gateway.context), and as which bytes
     route      replica, with every candidate's score       (routing.choose)
     hold       the attempt, opened in the ledger
     forward    bytes to and from the replica               (gateway.attempt)
     settle     usage -> charge -> ledger, metrics, health; exactly once
 
-A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow.
+A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow; one that
+the engine refused because the prompt is too long goes back to `plan`, and a shorter prompt goes out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import plan as planning
 from ctxgate.compression.policy import Level
 from ctxgate.gateway import identity
 from ctxgate.gateway.attempt import OVERLOAD, Attempt
+from ctxgate.gateway.context_level import Mode, mode_of
+from ctxgate.gateway.context_turn import Shaped
 from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Routed, Surface
@@ -28,15 +32,28 @@ from ctxgate.gateway.layout import Laid
 from ctxgate.gateway.layout_level import policy_of
 from ctxgate.gateway.ledger import AttemptOpened
 from ctxgate.inference.estimate import estimate_prompt_tokens
+from ctxgate.inference.record import Record
 from ctxgate.routing.choose import choose
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.config import Key
     from ctxgate.gateway.edge import Reply
     from ctxgate.gateway.flow import Identified, Inbound
     from ctxgate.gateway.services import Services
+
+MOST_REFUSALS: Final = 2
+"""How often a prompt that an engine refuses as too long is made shorter and sent again."""
+
+
+class LaidOut(Record, frozen=True):
+    """A prompt as it was laid out, and how far its layout and its context may be changed."""
+
+    laid: Laid
+    level: Level
+    mode: Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +66,30 @@ class Pipeline:
         """Answer one request of a key's holder. Raises `Refused` while nothing has been sent."""
         if not self.services.ledger.healthy:  # before the engine works for nothing
             raise Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
-        identified = identity.identify(inbound, key)
+        identified = identity.identify(inbound, key, self.services.roots)
         allowed = self.allow(identified)
-        planned = await self.plan(allowed)
+        laid = await self.lay_out(allowed)
+        planned = await self.plan(allowed, laid)
         tried: list[str] = []
         lost: set[str] = set()
         attempt: Attempt | None = None
-        for number in range(1, self.services.config.limits.max_attempts + 1):
+        number = refusals = 0
+        while number - refusals < self.services.config.limits.max_attempts:
             routed = self.route(planned, tried)
             if routed is None or reply.gone:
                 break
+            number += 1
             attempt = Attempt(self.services, self.hold(routed, number), reply)
             answered = await attempt.run()
+            if answered.overflow is not None:
+                refusals += 1
+                before = planned
+                planned = await self.plan(allowed, laid, (answered.overflow, refusals))
+                if planned.plan.size >= before.plan.size:
+                    break
+                continue
             if not answered.retriable:
+                self.services.context.answered(answered)
                 return
             if answered.connection_lost and routed.replica.name not in lost:
                 lost.add(routed.replica.name)
@@ -80,30 +108,52 @@ class Pipeline:
         check_engine_fields(identified.inbound.body, identified.key.allow_engine_fields)
         return Allowed(identified, model, tuple(config.pools[p] for p in model.pools))
 
-    async def plan(self, allowed: Allowed) -> Planned:
-        """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted."""
-        inbound = allowed.identified.inbound
-        salt = self.cache_salt(allowed)
-        laid = Laid(inbound.body)
+    async def lay_out(self, allowed: Allowed) -> LaidOut:
+        """The prompt as its team's policies lay it out. Raises `Refused` for what they do not allow."""
+        inbound, key = allowed.identified.inbound, allowed.identified.key
+        config = self.services.config
         rules = self.services.fleet.rules(allowed.pools[0].name, allowed.model.engine_name)
-        policy = policy_of(inbound, allowed.identified.key, self.services.config, rules)
+        policy = policy_of(inbound, key, config, rules)
+        mode = mode_of(inbound, key, config)
+        laid = Laid(inbound.body)
         if policy.level is not Level.OFF:
             laid = await self.services.layout.lay_out(allowed.identified, policy, self.services.now_us())
+        return LaidOut(laid, policy.level, mode)
+
+    async def plan(
+        self,
+        allowed: Allowed,
+        laid_out: LaidOut | None = None,
+        refused: tuple[Overflow, int] | None = None,
+    ) -> Planned:
+        """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted.
+
+        `refused`: what an engine said to this request's prompt, too long for it, and how often it was so.
+        Raises `Refused` for what the team's policies do not allow.
+        """
+        laid_out = laid_out or await self.lay_out(allowed)
+        inbound, laid, mode = allowed.identified.inbound, laid_out.laid, laid_out.mode
+        salt = self.cache_salt(allowed)
+        shaped = await self.services.context.shape(allowed, laid, mode, refused=refused)
+        body = shaped.body
         try:
             plan = planning.plan(
-                laid.body,
+                body,
                 stream=inbound.stream,
                 served_model=allowed.model.served_name,
                 continuous_usage=allowed.pools[0].continuous_usage,
                 laid=laid.reasons,
+                shaped=shaped.reasons,
                 cache_salt=salt,
             )
         except Exception:  # noqa: BLE001 - no defect in planning may fail a request that works without it
             self.services.telemetry.plan_failures.inc()
-            laid = Laid(inbound.body)
+            body, shaped = inbound.body, Shaped(inbound.body)
             plan = planning.untouched(inbound.body, salt)
-        seen = self.services.misses.look(allowed.identified, laid.body, salt)
-        return Planned(allowed, plan, policy.level, seen)
+        seen = self.services.misses.look(allowed.identified, body, salt)
+        refusals = 0 if refused is None else refused[1]
+        shrinks = mode is not Mode.OFF and inbound.surface is Surface.CHAT and refusals < MOST_REFUSALS
+        return Planned(allowed, plan, laid_out.level, seen, shaped.turn, shrinks)
 
     def cache_salt(self, allowed: Allowed) -> str | None:
         """What keeps other tenants out of the prompt's cache blocks. Raises `Refused`."""
@@ -127,7 +177,7 @@ class Pipeline:
         """The attempt as the ledger opens it."""
         identified = routed.planned.allowed.identified
         inbound, key = identified.inbound, identified.key
-        size = sum(memoryview(piece).nbytes for piece in routed.planned.plan.outgoing)
+        size, turn = routed.planned.plan.size, routed.planned.turn
         place = (routed.pool.name, routed.replica.name)
         expected = self.services.misses.expect(routed.planned.seen, place)
         opened = AttemptOpened(
@@ -149,7 +199,10 @@ class Pipeline:
             predicted_cached_tokens=None if expected is None else expected.tokens,
             estimated_prompt_tokens=estimate_prompt_tokens(
                 size, self.services.prompt_ratios.of(inbound.model)
-            ).value,
+            ).value
+            if turn is None
+            else turn.estimate.tokens,
+            client_tokens=None if turn is None else turn.client_tokens,
         )
         return Held(routed, opened, expected)
 

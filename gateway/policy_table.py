@@ -54,10 +54,11 @@ def _cells(row: Row) -> list[str]:
         + ("" if outcome.policy.isdigit() or not outcome.cuts else f" ({len(outcome.cuts)})")
         for outcome in row.outcomes
     ]
-    return [_rates(row.terms.rates), *amounts, "-" if ratio is None else f"{ratio:.3f}"]
+    return [rates_of(row.terms.rates), *amounts, "-" if ratio is None else f"{ratio:.3f}"]
 
 
-def _rates(rates: Rates) -> str:
+def rates_of(rates: Rates) -> str:
+    """`uncached/cached/written/output` in dollars per million tokens."""
     return "/".join(map(format_usd, (rates.uncached, rates.cached, rates.written, rates.output)))
 
 

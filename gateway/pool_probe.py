@@ -19,11 +19,11 @@ from ctxgate.compression.plan import PromptPlan
 from ctxgate.compression.policy import Level
 from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.config import Key
-from ctxgate.gateway.config_rules import OWN_ORGANISATION
 from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.flow import Allowed, Identified, Planned, Routed, Surface, Task
 from ctxgate.gateway.inbound import read_inbound
+from ctxgate.gateway.ledger import OWN_ORGANISATION
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.inference import template_probe
 from ctxgate.inference.client import UpstreamFailed
@@ -173,7 +173,7 @@ class _Examination:
         if not self._services.ledger.healthy:  # a call that cannot be booked is not made
             return Told()
         more = {"model": self._model.engine_name, "max_tokens": 1}
-        held = self._held(msgspec.json.encode(body | more))
+        held = own_call(self._services, self._record, self._model, msgspec.json.encode(body | more))
         reply = Reply(_leaves, _taken)
         reply.watch()
         try:
@@ -183,15 +183,6 @@ class _Examination:
         finally:
             reply.unwatch()
         return self._counted(answered)
-
-    def _held(self, raw: bytes) -> Held:
-        """The attempt, past every stage that decides something: where it goes is known."""
-        services, pool, replica = self._services, self._record.pool, self._record.replica
-        inbound = read_inbound(f"req_{services.new_id()}", Surface.CHAT, {}, raw, services.now_us())
-        allowed = Allowed(Identified(inbound, KEY, TASK, b"ctxgate probe"), self._model, (pool,))
-        planned = Planned(allowed, PromptPlan((raw,)), Level.OFF)
-        decision = RouteDecision(pool.name, replica.name, "probe", ())
-        return Pipeline(services).hold(Routed(planned, decision, pool, replica), 1)
 
     def _counted(self, answered: Answered) -> Told:
         usage = answered.usage
@@ -203,6 +194,16 @@ class _Examination:
         day = datetime.fromtimestamp(answered.held.attempt.opened_at_us / 1e6, UTC).date()
         self._cost.nano += charge(usage, self._record.pool.rates, day).total or 0
         return Told(prompt=usage.prompt, cached=usage.cached.value if known else None)
+
+
+def own_call(services: Services, record: ReplicaRecord, model: Model, raw: bytes) -> Held:
+    """A chat call with the body `raw`, past every stage that decides something: where it goes is known."""
+    pool, replica = record.pool, record.replica
+    inbound = read_inbound(f"req_{services.new_id()}", Surface.CHAT, {}, raw, services.now_us())
+    allowed = Allowed(Identified(inbound, KEY, TASK, b"ctxgate probe"), model, (pool,))
+    planned = Planned(allowed, PromptPlan((raw,)), Level.OFF)
+    decision = RouteDecision(pool.name, replica.name, "probe", ())
+    return Pipeline(services).hold(Routed(planned, decision, pool, replica), 1)
 
 
 async def _leaves() -> Message:

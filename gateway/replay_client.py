@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
+from ctxgate.compression.window_errors import read_overflow
 from ctxgate.inference.sse import DONE, EventTooLarge, SseSplitter, data_of
 from ctxgate.inference.usage import NOTHING_KNOWN, Usage
 from ctxgate.inference.usage_parse import INCLUSIVE, parse_usage
@@ -30,12 +31,7 @@ _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size=
 _NANO: Final = 10**9
 _PAGE: Final = 10_000  # tasks of a usage report
 _LONGEST_ERROR: Final = 200
-# How an engine says that a prompt no longer fits: vLLM's two texts and OpenAI's code.
-_TOO_LONG: Final = (
-    "context_length_exceeded",
-    "maximum context length",
-    "longer than the maximum model length",
-)
+_TOO_LONG: Final = "context_length_exceeded"
 
 
 class BackendError(Exception):
@@ -259,8 +255,20 @@ def nano(dollars: object) -> int | None:
 
 
 def _failed(status: int, body: bytes) -> AnswerFailed:
-    text = body.decode(errors="replace")
-    return AnswerFailed(_refusal(status, body), too_long=status == 400 and any(t in text for t in _TOO_LONG))
+    return AnswerFailed(_refusal(status, body), too_long=status == 400 and _is_too_long(body))
+
+
+def _is_too_long(body: bytes) -> bool:
+    """Whether an engine's error says that a prompt no longer fits, by OpenAI's code or by its words."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return False
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict) and error.get("code") == _TOO_LONG:
+        return True
+    overflow = read_overflow(_message(answer))
+    return overflow is not None and overflow.of_prompt
 
 
 def _refusal(status: int, body: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ctxgate.gateway.ledger import ReportRow
+from ctxgate.gateway.ledger import OWN_ORGANISATION, ReportRow
 from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ cost USD      exact sum of what is known
 estimated     attempts with a token count that is an estimate
 part tokens   attempts with an unknown token count, which the sums leave out
 part cost     attempts with an unknown part of their cost: the sum is a lower bound
+A row marked as the gateway's own holds calls that it made for itself, of the organisation `ctxgate`: it
+asks each replica at start what it can do. They cost money, so the totals hold them.
 """
 """What the table's columns mean, for a help text."""
 
@@ -86,7 +88,7 @@ def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = N
     shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.cost_nano, *_key(row)))
     uses = Counter(row.group for row in rows)
     last = totals if totals is not None else total(rows)
-    names = [row.group if uses[row.group] == 1 else f"{row.group} ({_owner(row, by)})" for row in shown]
+    names = [_name(row, by, shared=uses[row.group] > 1) for row in shown]
     cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
     lines = [(by, *_HEADER), *cells, _cells(last, last.group)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -137,6 +139,13 @@ def _record(row: ReportRow, owners: Sequence[str]) -> dict[str, str | int | None
 
 def _key(row: ReportRow) -> tuple[str, ...]:
     return row.group, row.organisation or "", row.team or "", row.key_id or ""
+
+
+def _name(row: ReportRow, by: str, *, shared: bool) -> str:
+    """The group's name, and whose it is where that is not plain: the gateway's own, or one of several."""
+    if row.organisation == OWN_ORGANISATION:
+        return f"{row.group} (the gateway's own)"
+    return f"{row.group} ({_owner(row, by)})" if shared else row.group
 
 
 def _owner(row: ReportRow, by: str) -> str:

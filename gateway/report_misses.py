@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.divergence import DivergenceKind
-from ctxgate.gateway.explain import ADVICE
+from ctxgate.gateway.advice import advice
 from ctxgate.gateway.miss import REWRITTEN, MissCause
 from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
 
@@ -28,17 +28,18 @@ _ADVICE: Final = {
     MissCause.EVICTED: "give the pool more KV memory or another replica, or shorten what fills it.",
     MissCause.EXPIRED: "look for restarts and resets of the replica, and for clients beside the gateway.",
     MissCause.NOT_REPORTED: "start vLLM with `--enable-prompt-tokens-details`.",
-    MissCause.COMPACTION: ADVICE[DivergenceKind.HISTORY_TRUNCATED],
+    MissCause.COMPACTION: advice(DivergenceKind.HISTORY_TRUNCATED),
 }
 
 
-def advice(row: MissRow) -> str:
+def cure(row: MissRow) -> str:
     """What to do about a miss, in one line."""
     if row.detail == REWRITTEN:
         return "use a template, or template arguments, that keep earlier turns; see `ctxgate pools probe`."
     if row.cause in _ADVICE:
         return _ADVICE[row.cause]
-    return ADVICE[DivergenceKind((row.detail or "").partition("/")[0])]
+    kind, _, volatile = (row.detail or "").partition("/")
+    return advice(DivergenceKind(kind), volatile or None, row.field or "")
 
 
 def as_table(rows: Sequence[MissRow]) -> str:
@@ -48,7 +49,7 @@ def as_table(rows: Sequence[MissRow]) -> str:
     lines = [_HEADER, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
     printed = [_aligned(line, widths) for line in lines]
-    advices = dict.fromkeys((_name(row), advice(row)) for row in rows)
+    advices = dict.fromkeys((_name(row), cure(row)) for row in rows)
     return (
         "\n".join(
             [
@@ -66,7 +67,7 @@ def as_table(rows: Sequence[MissRow]) -> str:
 
 def as_json(rows: Sequence[MissRow]) -> str:
     """A JSON object with `misses`; money as integer nano-dollars and as a decimal string."""
-    found = [_record(row) | {"advice": advice(row)} for row in rows]
+    found = [_record(row) | {"advice": cure(row)} for row in rows]
     return json.dumps({"misses": found}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -120,8 +121,11 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _remarks(rows: Sequence[MissRow]) -> list[str]:
-    unknown = sum(row.unknown for row in rows)
-    if not unknown:
-        return []
-    attempts = f"{unknown:,} attempt{'' if unknown == 1 else 's'}"
-    return [f"part: {attempts} whose avoidable tokens or cost are unknown, which the sums leave out.", ""]
+    remarks = []
+    if any("[]" in (row.field or "") for row in rows):
+        remarks.append("[]: at several positions; the header `x-ctxgate-miss` of each request named its own.")
+    if unknown := sum(row.unknown for row in rows):
+        attempts = f"{unknown:,} attempt{'' if unknown == 1 else 's'}"
+        told = "whose avoidable tokens or cost are unknown, which the sums leave out"
+        remarks.append(f"part: {attempts} {told}.")
+    return [*remarks, ""] if remarks else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,18 +16,22 @@ from starlette.exceptions import HTTPException
 
 import ctxgate
 from ctxgate.gateway import report, telemetry
+from ctxgate.gateway.archive import is_reference
 from ctxgate.gateway.edge import read_headers
 from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
-from ctxgate.gateway.identity import authenticate
+from ctxgate.gateway.identity import MAX_TASK, authenticate, tenant_of
 from ctxgate.gateway.instants import FORMS, instant_us
-from ctxgate.gateway.ledger import EVERYTHING
+from ctxgate.gateway.ledger import EVERYTHING, LedgerError
 from ctxgate.gateway.openapi import add_metered_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from ctxgate.gateway.app import Application
     from ctxgate.gateway.config import Key, Model
     from ctxgate.gateway.services import Services
 
+T = TypeVar("T")
 Grouping = Literal["task", "team", "pool", "model", "day", "cause"]
 _MOST_ROWS: Final = 10_000
 _LAST_OFFSET: Final = 2**40
@@ -47,6 +51,7 @@ def management(application: Application) -> FastAPI:
     app.state.docs = application.config.docs
     _add_models(app, application)
     _add_usage(app, application)
+    _add_context(app, application)
     _add_operations(app, application)
     if application.config.docs:
         _add_docs(app)
@@ -134,6 +139,42 @@ def _instant_us(name: str, text: str, now_us: int) -> int:
         return instant_us(text, datetime.fromtimestamp(now_us / 1e6, UTC))
     except ValueError as error:
         raise Refused(Kind.INVALID_VALUE, f"'{name}': {error}.", name) from error
+
+
+def _add_context(app: FastAPI, application: Application) -> None:
+    @app.get(
+        "/v1/context/{id}",
+        summary="A message that left a prompt, as the client had sent it",
+        responses={404: {"description": "No original of the caller's team is kept under this id"}},
+    )
+    async def original(request: Request, id: str) -> Response:  # noqa: A002 - the parameter's name is on the wire
+        key = _caller(application, request)
+        archive = _services(application).archive
+        # Another team's id is as unknown as one that was never given.
+        found = await _stored(archive.get(tenant_of(key), id)) if is_reference(id) else None
+        if found is None:
+            raise Refused(Kind.CONTEXT_NOT_FOUND, "No original is kept under this id.", "id")
+        body = b'{"id":"%s","object":"context.original","original":%s}' % (id.encode(), found)
+        return Response(body, media_type="application/json")
+
+    @app.delete("/v1/context", summary="Delete what is kept of a task of the caller's team")
+    async def forget(
+        request: Request,
+        task: Annotated[str, Query(min_length=1, max_length=MAX_TASK, description="the task's name")],
+    ) -> JSONResponse:
+        key = _caller(application, request)
+        services = _services(application)
+        deleted = await _stored(services.archive.delete(tenant_of(key), task))
+        services.recall.forget(tenant_of(key))  # what is left of the team's is indexed again when asked for
+        return JSONResponse({"object": "context.deleted", "task": task, "deleted": deleted})
+
+
+async def _stored(work: Awaitable[T]) -> T:
+    """What the store answers; where it cannot, that is what the caller is told."""
+    try:
+        return await work
+    except LedgerError as error:
+        raise Refused(Kind.LEDGER_UNAVAILABLE, "The store does not answer.") from error
 
 
 def _add_operations(app: FastAPI, application: Application) -> None:

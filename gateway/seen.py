@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ctxgate.compression.sent import first_difference
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -60,12 +61,16 @@ class Comparison:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A prompt as it goes out, the request before it, and where the two part, None where they do not."""
+class Seen(Record, frozen=True):
+    """A prompt as it goes out, the request before it, and where the two part, None where they do not.
+
+    `kin`: the request before it is no part of its conversation. It began an earlier one, with another
+    version of this head.
+    """
 
     owner: Owner
     sent: Sent
-    body: Body = field(repr=False)
-    before: Before | None
-    comparison: Comparison | None
+    body: Body
+    before: Before | None = None
+    comparison: Comparison | None = None
+    kin: bool = False

@@ -9,20 +9,28 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxgate.gateway.apart import Apart
+from ctxgate.gateway.context_savings import Savings
 from ctxgate.gateway.fleet import steady_us
+from ctxgate.gateway.identity import Roots
 from ctxgate.gateway.misses import Misses
+from ctxgate.gateway.tool_refusal import ToolRefusal
 from ctxgate.inference.estimate import TokenRatio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from ctxgate.gateway.archive import Archive
     from ctxgate.gateway.attempt import Attempt
     from ctxgate.gateway.cache_salt import Salts
     from ctxgate.gateway.config import Config, Pool
+    from ctxgate.gateway.context import ContextStage
     from ctxgate.gateway.fleet import Fleet
+    from ctxgate.gateway.forms import Forms
     from ctxgate.gateway.keys import KeyRing
     from ctxgate.gateway.layout import LayoutStage
     from ctxgate.gateway.ledger import Ledger
+    from ctxgate.gateway.recall import Recall
     from ctxgate.gateway.telemetry import Telemetry
     from ctxgate.inference.client import UpstreamClient
 
@@ -89,6 +97,9 @@ class Services:
     telemetry: Telemetry
     layout: LayoutStage
     salts: Salts
+    forms: Forms
+    archive: Archive
+    recall: Recall
     now_us: Callable[[], int] = unix_us
     steady_us: Callable[[], int] = steady_us
     new_id: Callable[[], str] = random_id
@@ -96,10 +107,18 @@ class Services:
     attempts: set[Attempt] = field(default_factory=set)
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
+    apart: Apart = field(default_factory=Apart)
+    tool_refusal: ToolRefusal = field(default_factory=ToolRefusal)
     misses: Misses = field(init=False)
+    context: ContextStage = field(init=False)  # made of these services
+    savings: Savings = field(init=False)
+    roots: Roots = field(init=False)
 
     def __post_init__(self) -> None:
         self.misses = Misses(self.telemetry.unexplained.inc)
+        self.savings = Savings(self)
+        patterns = {name: team.patterns for name, team in self.config.teams.items()}
+        self.roots = Roots(patterns, secrets.randbits(64), self.layout.sections)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run something beside the request that needs it; waited for at shutdown."""

@@ -58,12 +58,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A whole recorded conversation. `times` holds one entry per assistant message, None if unrecorded."""
+    """A whole recorded conversation.
+
+    `times` and `outputs` (tokens) hold one entry per assistant message, None if unrecorded.
+    """
 
     name: str
     tools: tuple[Tool, ...]
     messages: tuple[Message, ...]
     times: tuple[datetime | None, ...] = ()
+    outputs: tuple[int | None, ...] = ()
 
     @property
     def requests(self) -> int:
@@ -104,7 +108,7 @@ def parse_session(data: bytes, source: str) -> Session:
         reader.add(_object(line, source, number), number)
     if not reader.times:
         raise SessionError(source, len(lines), "the session has no assistant message, so no request")
-    return Session(name=name, tools=tools, messages=tuple(reader.messages), times=tuple(reader.times))
+    return Session(name, tools, tuple(reader.messages), tuple(reader.times), tuple(reader.outputs))
 
 
 def _object(line: bytes, source: str, number: int) -> dict[str, Any]:
@@ -147,6 +151,7 @@ class _Reader:
         self._calls: set[str] = set()
         self.messages: list[Message] = []
         self.times: list[datetime | None] = []
+        self.outputs: list[int | None] = []
 
     def add(self, message: dict[str, Any], line: int) -> None:
         role = message.get("role")
@@ -172,6 +177,7 @@ class _Reader:
         if calls is None or message.get("content") is not None:
             self._content(message, line)
         self.times.append(self._time(recorded, line))
+        self.outputs.append(self._output(recorded, line))
 
     def _open(self, calls: object, line: int) -> None:
         if not isinstance(calls, list) or not calls:
@@ -219,6 +225,12 @@ class _Reader:
         if stamp.tzinfo is None:
             raise self._error(line, "`_recorded.time` must name its zone")
         return stamp.astimezone(UTC)
+
+    def _output(self, recorded: object, line: int) -> int | None:
+        output = recorded.get("output") if isinstance(recorded, dict) else None
+        if output is not None and (type(output) is not int or output < 0):
+            raise self._error(line, f"`_recorded.output` must be a number of tokens, found {output!r}")
+        return output
 
     def _error(self, line: int, problem: str) -> SessionError:
         return SessionError(self._source, line, problem)

@@ -68,6 +68,7 @@ class Telemetry:
         self._places: dict[tuple[str, str, str], _Place] = {}
         self.registry = CollectorRegistry()
         self._add_attempts(self.registry)
+        self._add_context(self.registry)
         self._add_misses(self.registry)
         self._add_state(self.registry)
 
@@ -120,6 +121,45 @@ class Telemetry:
             "Prompts forwarded as they came because their layout could not be used.",
             ["reason"],
             registry=r,
+        )
+
+    def _add_context(self, r: CollectorRegistry) -> None:
+        """What became of long conversations."""
+        self.compactions = Counter(
+            "ctxgate_compactions",
+            "Compactions of conversations, by why and by whom.",
+            ["reason", "by"],
+            registry=r,
+        )
+        self.compacted_messages = Counter(
+            "ctxgate_compacted_messages", "Messages that compactions left out or shortened.", registry=r
+        )
+        self.context_dropped = Counter(
+            "ctxgate_context_dropped",
+            "Prompts and compactions that could not be used or kept, by why.",
+            ["reason"],
+            registry=r,
+        )
+        self.compaction_off = Counter(
+            "ctxgate_compaction_off",
+            "Kinds of conversations whose compaction for money was switched off because it lost money.",
+            ["team"],
+            registry=r,
+        )
+        self.arrival_bytes = Counter(
+            "ctxgate_arrival_bytes",
+            "Bytes of tool results that were shortened on arrival: as they came, and how many were saved.",
+            ["part"],
+            registry=r,
+        )
+        self.recalls = Counter(
+            "ctxgate_recalls",
+            "Searches in what had left a prompt, by what came of them.",
+            ["outcome"],
+            registry=r,
+        )
+        self.summary_fallbacks = Counter(
+            "ctxgate_summary_fallbacks", "Summaries that did not go as asked, by kind.", ["kind"], registry=r
         )
 
     def _add_misses(self, r: CollectorRegistry) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from ctxgate.compression.window_errors import Overflow, read_overflow
 from ctxgate.gateway.errors import Kind, Refused, body_of, envelope
 
-_OVERFLOW: Final = ("maximum context length", "longer than the maximum model length")
 _MAX_MESSAGE: Final = 2000
 _KEY_REFUSED: Final = frozenset({401, 403, 407})
 
@@ -38,7 +38,8 @@ def pass_on(status: int, body: bytes) -> tuple[int, bytes]:
 
 def _overflow(error: dict[str, Any]) -> bytes | None:
     """The envelope of a prompt that does not fit the window, with OpenAI's type and code."""
-    if not any(text in error["message"] for text in _OVERFLOW):
+    overflow = read_overflow(error["message"])
+    if overflow is None or not overflow.of_prompt:
         return None
     param = error.get("param")
     return envelope(
@@ -52,3 +53,14 @@ def _overflow(error: dict[str, Any]) -> bytes | None:
 def _detail(document: object) -> str:
     detail = document.get("detail") if isinstance(document, dict) else None
     return detail if isinstance(detail, str) else "The model server gave no readable error."
+
+
+def too_long(body: bytes) -> Overflow | None:
+    """What a refusal says of a prompt that does not fit the window; None where it is about something else."""
+    try:
+        document: Any = msgspec.json.decode(body)
+        message = document["error"]["message"]
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
+        return None
+    overflow = read_overflow(message) if isinstance(message, str) else None
+    return overflow if overflow is not None and overflow.of_prompt else None

@@ -59,10 +59,13 @@ class Intake:
         """A chat's prompt, no longer than the window. Raises Refusal."""
         return self._encode(self.chat_text(asked))
 
-    def completion(self, asked: CompletionRequest) -> list[list[int]]:
-        """A completion's prompts, none longer than the window. Raises Refusal."""
+    def completion(self, asked: CompletionRequest, *, checks_tokens: bool = True) -> list[list[int]]:
+        """A completion's prompts, none longer than the window. Raises Refusal.
+
+        `checks_tokens`: ids that the vocabulary lacks are refused; the engine only does so to run them.
+        """
         return [
-            self._encode(prompt) if isinstance(prompt, str) else self._known(prompt)
+            self._encode(prompt) if isinstance(prompt, str) else self._known(prompt, checks=checks_tokens)
             for prompt in asked.prompts
         ]
 
@@ -96,14 +99,14 @@ class Intake:
             self._check_length(self.max_model_len + 1)
         return tokens
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Token ids given by the client. Raises Refusal for ids that the vocabulary lacks."""
+    def _known(self, tokens: list[int], *, checks: bool = True) -> list[int]:
+        """Token ids given by the client. Raises Refusal; with `checks`, for ids that the vocabulary lacks."""
         self._check_length(len(tokens))
         if not tokens:
             raise Refusal("You must pass at least one prompt")
         size = self.renderer.vocabulary_size
         unknown: Sequence[int] = [token for token in tokens if not 0 <= token < size]
-        if unknown:
+        if unknown and checks:
             raise Refusal(f"Token id {unknown[0]} is out of vocabulary")
         return tokens
 

@@ -167,6 +167,16 @@ class ChatRequest(Sampling, Conversation):
         """The most tokens the client wants."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many tokens' probabilities are told at each place; None for none at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may call tools, whose marks are special tokens."""
+        return self.tools is not None and self.tool_choice != "none"
+
 
 class CompletionRequest(Sampling):
     """A body of `/v1/completions`."""
@@ -190,6 +200,16 @@ class CompletionRequest(Sampling):
     def limit(self) -> int | None:
         """The most tokens the client wants; 16 where it does not say."""
         return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many tokens' probabilities are told at each place; None for none at all."""
+        return self.logprobs
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may call tools: a completion never does."""
+        return False
 
     @property
     def prompts(self) -> list[str | list[int]]:

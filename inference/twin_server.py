@@ -12,6 +12,7 @@ import hashlib
 import time
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from ctxgate.inference.twin_intake import Intake
 from ctxgate.inference.twin_job import Job, Vocabulary
 from ctxgate.inference.twin_metrics import exposition
 from ctxgate.inference.twin_profile import PROFILES, Profile
+from ctxgate.inference.twin_render import generate_request
 from ctxgate.inference.twin_replies import ChatReply, CompletionReply, Envelope, model_card
 from ctxgate.inference.twin_requests import (
     ChatRequest,
@@ -119,6 +121,8 @@ class TwinServer:
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions/render", self.render_chat, methods=["POST"]),
+            Route("/v1/completions/render", self.render_completions, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -184,6 +188,29 @@ class TwinServer:
             own = [answer for answer in answers if answer.prompt == number]
             self._add_jobs(generation, f"{envelope.id}-{number}", asked, prompt, limit, own)
         return await self._respond(request, generation, stream=bool(asked.stream))
+
+    async def render_chat(self, request: Request) -> Response:
+        """The tokens that a chat request comes to, and how it would be answered; nothing is generated."""
+        body = await request.body()
+        asked = parse(ChatRequest, body)
+        self._check_model(asked.model)
+        prompt = await _off_loop(len(body), self.intake.chat, asked)
+        asked.check_sampling()
+        limit = self.intake.limit(asked.limit, len(prompt))
+        return _json(generate_request(self._request_id("chatcmpl", request, asked), asked, prompt, limit))
+
+    async def render_completions(self, request: Request) -> Response:
+        """The same for each prompt of a completions request."""
+        body = await request.body()
+        asked = parse(CompletionRequest, body)
+        self._check_model(asked.model)
+        prompts = await _off_loop(len(body), partial(self.intake.completion, checks_tokens=False), asked)
+        asked.check_sampling()
+        base = self._request_id("cmpl", request, asked)
+        names = [base] if len(prompts) == 1 else [f"{base}-{number}" for number in range(len(prompts))]
+        limits = [self.intake.limit(asked.limit, len(prompt)) for prompt in prompts]
+        calls = zip(names, prompts, limits, strict=True)
+        return _json([generate_request(name, asked, prompt, limit) for name, prompt, limit in calls])
 
     async def models(self, _: Request) -> Response:
         """The one served model."""
@@ -258,10 +285,12 @@ class TwinServer:
             )
 
     def _envelope(self, prefix: str, request: Request, asked: Sampling) -> Envelope:
-        base = request.headers.get("x-request-id") or asked.request_id or uuid.uuid4().hex[:16]
-        return Envelope(
-            f"{prefix}-{base}", self.settings.served_name, int(time.time()), self.settings.fingerprint
-        )
+        name = self._request_id(prefix, request, asked)
+        return Envelope(name, self.settings.served_name, int(time.time()), self.settings.fingerprint)
+
+    @staticmethod
+    def _request_id(prefix: str, request: Request, asked: Sampling) -> str:
+        return f"{prefix}-{request.headers.get('x-request-id') or asked.request_id or uuid.uuid4().hex[:16]}"
 
     def _answer(self, asked: Sampling, index: int, prompt: int) -> Answer:
         return Answer(

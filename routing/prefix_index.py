@@ -15,10 +15,11 @@ Cost: a look-up per element that is new, and one pass over the chain when its us
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,7 @@ class Point(NamedTuple):
     counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Record, frozen=True):
     """What a replica should find of a prompt in its cache.
 
     `tokens` are whole blocks. The first `elements` of the chain are known there. `counted`: the engine

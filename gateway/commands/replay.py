@@ -1,15 +1,22 @@
-"""`ctxgate replay`: play recorded agent sessions against a gateway or a pool, and say what they cost."""
+"""`ctxgate replay`: play recorded agent sessions against a gateway or a pool, and say what they cost.
+
+With `--policies` nothing is sent: what each compaction policy would cost follows from the recording.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from ctxgate.compression.schedule import TRIGGERS
+from ctxgate.gateway import policy_table, replay_policies
 from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.gateway.perturb import Perturbation, parse_perturbations
 from ctxgate.gateway.replay import as_json, summarize
@@ -22,10 +29,13 @@ from ctxgate.inference.oracle import PrefixOracle
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from ctxgate.gateway.replay import Played
     from ctxgate.gateway.replay_client import ServedModel
     from ctxgate.gateway.replay_run import Tokenize
+
+T = TypeVar("T")
 
 DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's own default on GPUs
 _KEY_VARIABLE: Final = "CTXGATE_KEY"
@@ -50,7 +60,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds = ", ".join(sorted(kind.value for kind in Perturbation))
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="sessions in JSONL: a header, then chat messages")
-    add("--to", required=True, metavar="URL", help="base URL of the gateway or of a vLLM server")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", metavar="URL", help="base URL of the gateway or of a vLLM server")
+    target.add_argument(
+        "--policies",
+        action="store_true",
+        help="send nothing: the dollars of each session by compaction policy, after the recording",
+    )
+    _configure_policies(parser)
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--key", help="client key; visible to other users of this machine, unlike --key-env")
     key.add_argument(
@@ -96,6 +113,50 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--no-color", action="store_true", help="no colour on a terminal")
 
 
+def _configure_policies(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("with --policies")
+    group.add_argument(
+        "--twin",
+        action="store_true",
+        help="also play every policy through the whole gateway against a twin, and compare; takes minutes",
+    )
+    group.add_argument(
+        "--rates",
+        action="append",
+        type=_argument(replay_policies.parse_rates),
+        metavar="U/C/W/O",
+        help="dollars per million uncached, cached, written and output tokens; may be repeated"
+        f" (default: {', '.join(replay_policies.DEFAULT_RATES)})",
+    )
+    group.add_argument(
+        "--shape",
+        type=_argument(replay_policies.parse_shape),
+        default=replay_policies.DEFAULT_SHAPE,
+        metavar="P/S/K/O",
+        help="tokens of the stable prefix, the summary, the kept tail and the summary call's output"
+        " (default: %(default)s)",
+    )
+    group.add_argument(
+        "--triggers",
+        type=_argument(replay_policies.parse_triggers),
+        default=TRIGGERS,
+        metavar="LIST",
+        help=f"fixed prompt lengths to compact at (default: {','.join(map(str, TRIGGERS))})",
+    )
+
+
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose ValueErrors argparse shows as they are."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -106,6 +167,11 @@ def _positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Play and print; 0 if every request was answered, 1 if one failed, 2 if nothing could be played."""
     try:
+        if args.policies:
+            sessions = read_sessions(args.files)
+            return _through_twin(args, sessions) if args.twin else _policies(args, sessions)
+        if args.twin:
+            raise Unusable("--twin goes with --policies")
         if not args.to.startswith(("http://", "https://")):
             raise Unusable(f"--to {args.to}: must begin with http:// or https://")
         perturbations = parse_perturbations(args.perturb)
@@ -115,6 +181,47 @@ def run(args: argparse.Namespace) -> int:
     except (Unusable, SessionError, BackendError, OSError, ValueError) as error:
         print(f"ctxgate replay: {error}", file=sys.stderr)
         return 2
+
+
+def _policies(args: argparse.Namespace, sessions: list[Session]) -> int:
+    rates = args.rates or [replay_policies.parse_rates(each) for each in replay_policies.DEFAULT_RATES]
+    tables = [replay_policies.policy_table(each, rates, args.shape, args.triggers) for each in sessions]
+    if args.json:
+        print(json.dumps({"policies": replay_policies.as_json(tables)}, indent=2, ensure_ascii=False))
+    else:
+        print(replay_policies.as_text(tables, color=_color(args)))
+    return 0
+
+
+def _through_twin(args: argparse.Namespace, sessions: list[Session]) -> int:
+    """Model and gateway side by side; 1 where they differ in order."""
+    try:
+        from ctxgate.gateway import replay_policies_check as check  # noqa: PLC0415 - a command of its own
+        from ctxgate.gateway.replay_policies_all import Unplayable, compare  # noqa: PLC0415 - needs an extra
+    except ImportError:
+        raise Unusable(f"--twin {NEEDS_TWIN}") from None
+    rates = args.rates or [replay_policies.parse_rates(replay_policies.DEFAULT_RATES[0])]
+    documents: list[dict[str, Any]] = []
+    agree = True
+    for session in sessions:
+        most = min(session.requests, args.max_requests or session.requests)
+        for each in rates:
+            progress = Progress(sys.stderr, most * (len(args.triggers) + 4))
+            try:
+                step = functools.partial(progress.step, session.name, 1)
+                compared, sizes = asyncio.run(compare(session, each, args.triggers, most, step))
+            except Unplayable as error:
+                raise Unusable(f"{session.name}: {error}") from error
+            finally:
+                progress.close()
+            agree = agree and check.same_order(compared)
+            documents.append({"session": session.name, **check.as_json(compared, sizes)})
+            if not args.json:
+                print(f"{session.name}, the first {most:,} requests, at {policy_table.rates_of(each)}:")
+                print(check.as_text(compared, sizes, color=_color(args)))
+    if args.json:
+        print(json.dumps({"through_the_gateway": documents}, indent=2, ensure_ascii=False))
+    return 0 if agree else 1
 
 
 def read_sessions(files: list[Path]) -> list[Session]:
@@ -204,10 +311,13 @@ def _print(args: argparse.Namespace, played: list[Played], setup: Setup, *, coun
     if args.json:
         print(json.dumps(_json(played, setup, args), indent=2, ensure_ascii=False))
         return
-    color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
-    print(report(played, assumed=setup.block_size_assumed, color=color))
+    print(report(played, assumed=setup.block_size_assumed, color=_color(args)))
     if not counted:
         print(f"- no oracle: the local prompt count {NEEDS_TWIN}")
+
+
+def _color(args: argparse.Namespace) -> bool:
+    return sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
 
 
 def _json(played: list[Played], setup: Setup, args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`ctxgate report`: tokens and dollars by task, team, pool, model, day or cause; misses and what to do."""
+"""`ctxgate report`: tokens and dollars by task, team, pool, model, day or cause; misses; what was saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway import report, report_misses
+from ctxgate.gateway import report, report_misses, report_savings
 from ctxgate.gateway.config_load import load
 from ctxgate.gateway.instants import FORMS, instant_us
 from ctxgate.gateway.ledger import EVERYTHING, FILTERS, GROUPINGS, LedgerError, LedgerUnavailable
@@ -28,7 +28,15 @@ _DEFAULT_CONFIG: Final = Path("configs/ctxgate.yaml")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"columns of the table:\n{textwrap.indent(report.COLUMNS, '  ')}"
+    parser.epilog = (
+        f"columns of the table:\n{textwrap.indent(report.COLUMNS, '  ')}"
+        f"\ncolumns with --counterfactual:\n{textwrap.indent(report_savings.COLUMNS, '  ')}"
+    )
+    parser.add_argument(
+        "--counterfactual",
+        action="store_true",
+        help="what compaction saved: beside the clients' own prompts, and a fixed share of the window",
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--by", choices=GROUPINGS, default="task", help="what to group by (default: task)")
     shape.add_argument(
@@ -50,6 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report; 2 where the ledger or an argument cannot be used."""
     try:
+        if args.misses and args.counterfactual:
+            raise ValueError("--misses and --counterfactual are two reports: ask for one at a time")
         now = datetime.fromtimestamp(time.time(), UTC)
         since_us = 0 if args.since is None else instant_us(args.since, now)
         until_us = None if args.until is None else instant_us(args.until, now)
@@ -57,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         where = {column: getattr(args, column) for column in FILTERS if getattr(args, column) is not None}
         if args.misses:
             sys.stdout.write(_misses(args, path, where, since_us, until_us))
+            return 0
+        if args.counterfactual:
+            sys.stdout.write(_savings(args, path, where, since_us, until_us))
             return 0
         rows, everything = _read(path, args.by, where, since_us, until_us)
     except (LedgerError, OSError, ValueError) as error:
@@ -83,6 +96,21 @@ def _misses(
             return form(ledger.misses(where=where, since_us=since_us, until_us=until_us))
     except sqlite3.Error as error:
         raise LedgerUnavailable(f"{path}: {error}") from error
+
+
+def _savings(
+    args: argparse.Namespace, path: Path, where: Mapping[str, str], since_us: int, until_us: int | None
+) -> str:
+    try:
+        with LedgerReader(path) as ledger, ledger.snapshot():
+            rows = ledger.savings(args.by, where=where, since_us=since_us, until_us=until_us)
+            everything = ledger.savings(EVERYTHING, where=where, since_us=since_us, until_us=until_us)
+    except sqlite3.Error as error:
+        raise LedgerUnavailable(f"{path}: {error}") from error
+    if args.csv:
+        return report_savings.as_csv(rows, args.by)
+    form = report_savings.as_json if args.json else report_savings.as_table
+    return form(rows, args.by, totals=everything[0] if everything else None)
 
 
 def _read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.ledger import EVERYTHING, FILTERS, MissRow, Page, ReportRow
+from ctxgate.gateway.ledger import ANSWER, EVERYTHING, FILTERS, MissRow, Page, ReportRow, SavingRow
 from ctxgate.gateway.miss import MissCause
 from ctxgate.gateway.stores.rows import COLUMNS, COUNTS, attempt_from_row
 from ctxgate.gateway.stores.schema import connect_read_only
@@ -44,15 +44,33 @@ _SUMS: Final = f"""
         OR cost_output_nano IS NULL)
 """
 
-_MISSES: Final = """
+_FIELD: Final = (
+    "CASE WHEN miss_index > 0 THEN replace(miss_field, '[' || miss_index || ']', '[]') ELSE miss_field END"
+)
+_MISSES: Final = f"""
     miss_cause,
     miss_detail,
-    CASE WHEN miss_index > 0 THEN replace(miss_field, '[' || miss_index || ']', '[]') ELSE miss_field END,
+    CASE WHEN min(miss_index) = max(miss_index) THEN min(miss_field) ELSE {_FIELD} END,
     count(DISTINCT request_id),
     count(*),
     coalesce(sum(avoidable_tokens), 0),
     coalesce(sum(avoidable_nano), 0),
     sum(avoidable_tokens IS NULL OR avoidable_nano IS NULL)
+"""
+
+
+_ANSWER: Final = f"purpose = '{ANSWER}'"
+_SAVINGS: Final = f"""
+    count(DISTINCT CASE WHEN {_ANSWER} THEN request_id END),
+    count(DISTINCT CASE WHEN client_tokens IS NOT NULL THEN request_id END),
+    coalesce(sum(client_tokens - estimated_prompt_tokens), 0),
+    sum(NOT {_ANSWER}),
+    coalesce(sum(CASE WHEN NOT {_ANSWER} THEN cost_total_nano END), 0),
+    coalesce(sum(cost_total_nano), 0),
+    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(plain_nano, cost_total_nano) END), 0),
+    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(fixed_nano, plain_nano, cost_total_nano) END), 0),
+    sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
+        OR cost_output_nano IS NULL)
 """
 
 
@@ -96,10 +114,8 @@ class LedgerReader:
         offset: int = 0,
     ) -> list[ReportRow]:
         """See `Ledger.report`."""
-        if by not in _GROUPS:
-            raise ValueError(f"cannot group by {by!r}; known: {', '.join(_GROUPS)}")
         conditions, values = _conditions(where, since_us, until_us)
-        *owners, _ = keys = _GROUPS[by]
+        *owners, _ = keys = _group_columns(by)
         columns = ", ".join(keys)
         order = ["cost DESC"] * dearest_first + [keys[-1], *owners]
         query = (
@@ -117,10 +133,30 @@ class LedgerReader:
         conditions, values = _conditions(where, since_us, until_us)
         query = (
             f"SELECT {_MISSES} FROM attempts WHERE {conditions} AND miss_cause IS NOT NULL"  # noqa: S608  # names
-            " GROUP BY 1, 2, 3 ORDER BY 7 DESC, 6 DESC, 4 DESC, 1, 2, 3"
+            f" GROUP BY miss_cause, miss_detail, {_FIELD} ORDER BY 7 DESC, 6 DESC, 4 DESC, 1, 2, 3"
         )
         rows = self._connection.execute(query, values)
         return [MissRow(MissCause(cause), *rest) for cause, *rest in rows]
+
+    def savings(
+        self,
+        by: str,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> list[SavingRow]:
+        """See `Ledger.savings`."""
+        conditions, values = _conditions(where, since_us, until_us)
+        *owners, _ = keys = _group_columns(by)
+        columns = ", ".join(keys)
+        query = (
+            f"SELECT {columns}, {_SAVINGS} FROM attempts WHERE {conditions}"  # noqa: S608  # names
+            f" GROUP BY {columns} ORDER BY {', '.join([keys[-1], *owners])}"
+        )
+        rows = self._connection.execute(query, values)
+        width = len(owners)
+        return [SavingRow(*row[width:], **dict(zip(owners, row[:width], strict=True))) for row in rows]
 
     def rows(
         self,
@@ -152,6 +188,12 @@ class LedgerReader:
             attempts=tuple(attempt_from_row(row[2:]) for row in page),
             cursor=f"{page[-1][0]}-{page[-1][1]}" if more else None,
         )
+
+
+def _group_columns(by: str) -> tuple[str, ...]:
+    if by not in _GROUPS:
+        raise ValueError(f"cannot group by {by!r}; known: {', '.join(_GROUPS)}")
+    return _GROUPS[by]
 
 
 def _conditions(

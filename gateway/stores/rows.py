@@ -30,6 +30,12 @@ MISS_COLUMNS: Final = (
 )
 """What rows written before version 3 do not have."""
 
+COUNTERFACTUAL_COLUMNS: Final = ("plain_nano", "fixed_nano")
+"""What settlements written before version 4 do not have."""
+
+ADDED_COLUMNS: Final[dict[str, Value]] = {"purpose": "answer", "client_tokens": None}
+"""What opening rows written before version 4 do not have, and what they stand for."""
+
 SETTLED_COLUMNS: Final = (
     "outcome",
     "status",
@@ -45,6 +51,7 @@ SETTLED_COLUMNS: Final = (
     "cost_exact",
     "rates_effective",
     *MISS_COLUMNS,
+    *COUNTERFACTUAL_COLUMNS,
 )
 COLUMNS: Final = ", ".join((*OPENED_COLUMNS, *SETTLED_COLUMNS))
 """The select list that `attempt_from_row` reads."""
@@ -94,6 +101,8 @@ def settled_values(row: AttemptSettled) -> tuple[Value, ...]:
         int(charge.exact),
         charge.rates_effective.isoformat(),
         *_miss_values(row.miss),
+        row.plain_nano,
+        row.fixed_nano,
     )
 
 
@@ -163,6 +172,8 @@ def settled_from_values(attempt_id: str, values: Sequence[Value]) -> AttemptSett
         usage=Usage(*counts),
         charge=charge,
         miss=miss,
+        plain_nano=whole("plain_nano"),
+        fixed_nano=whole("fixed_nano"),
     )
 
 

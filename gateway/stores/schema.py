@@ -1,4 +1,4 @@
-"""The SQLite schema of the ledger and of first-seen forms, and its forward-only migrations."""
+"""The SQLite schema of the ledger, of first-seen forms and of the archive, and its migrations forward."""
 
 from __future__ import annotations
 
@@ -87,6 +87,40 @@ _MISSES: Final = (
     "avoidable_nano INTEGER CHECK (avoidable_nano IS NULL OR miss_cause IS NOT NULL)",
 )
 
+_PURPOSE: Final = (
+    "purpose TEXT NOT NULL DEFAULT 'answer' CHECK (purpose <> '')",
+    "client_tokens INTEGER CHECK (client_tokens IS NULL OR client_tokens >= 0)",
+    "plain_nano INTEGER",
+    "fixed_nano INTEGER",
+)
+
+# One original may be used by several tasks and conversations; `seq` is the order in which they came.
+_ARCHIVE: Final = (
+    """
+CREATE TABLE archive (
+    tenant TEXT NOT NULL,
+    id TEXT NOT NULL,
+    body BLOB NOT NULL,
+    size INTEGER NOT NULL CHECK (size >= 0),
+    kept_us INTEGER NOT NULL,
+    PRIMARY KEY (tenant, id)
+) STRICT
+""",
+    """
+CREATE TABLE archive_uses (
+    seq INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    task TEXT NOT NULL,
+    conversation BLOB NOT NULL,
+    id TEXT NOT NULL,
+    UNIQUE (tenant, task, conversation, id)
+) STRICT
+""",
+    "CREATE INDEX archive_kept ON archive (kept_us)",
+    "CREATE INDEX archive_uses_of ON archive_uses (tenant, id)",
+    "CREATE INDEX archive_uses_in ON archive_uses (tenant, conversation)",
+)
+
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
         _ATTEMPTS,
@@ -100,6 +134,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         *(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _MISSES),
         "CREATE INDEX forms_seen ON forms (seen_us)",
     ),
+    (*(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _PURPOSE), *_ARCHIVE),
 )
 """Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ctxgate.gateway.stores.rows import (
+    ADDED_COLUMNS,
+    COUNTERFACTUAL_COLUMNS,
     MISS_COLUMNS,
     OPENED_COLUMNS,
     SETTLED_COLUMNS,
@@ -114,11 +116,14 @@ def _encode(row: Spilled) -> str:
 def _decode(line: str) -> Spilled:
     fields = json.loads(line)
     try:
-        # A line of an earlier version has no word of misses.
-        settled, opened = dict.fromkeys(MISS_COLUMNS) | fields["settled"], fields["opened"]
+        # A line of an earlier version has no word of misses, or of what the call was for.
+        unsaid = dict.fromkeys((*MISS_COLUMNS, *COUNTERFACTUAL_COLUMNS))
+        settled, opened = unsaid | fields["settled"], fields["opened"]
         return Spilled(
             settled_from_values(fields["attempt_id"], [settled[name] for name in SETTLED_COLUMNS]),
-            None if opened is None else opened_from_values([opened[name] for name in OPENED_COLUMNS]),
+            None
+            if opened is None
+            else opened_from_values([(ADDED_COLUMNS | opened)[name] for name in OPENED_COLUMNS]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a spilled settlement: {error}") from error

@@ -19,6 +19,7 @@ from ctxgate.gateway.stores.checkpoint import Checkpointer
 from ctxgate.gateway.stores.incarnation import Incarnation
 from ctxgate.gateway.stores.overflow import CHUNK, Overflow, sync_log
 from ctxgate.gateway.stores.reader import LedgerReader
+from ctxgate.gateway.stores.sqlite_archive import SqliteArchive
 from ctxgate.gateway.stores.sqlite_forms import SqliteForms
 from ctxgate.gateway.stores.transactions import Transactions
 from ctxgate.gateway.stores.watch import FileWatch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, MissRow, Page, ReportRow
+    from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled, MissRow, Page, ReportRow, SavingRow
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class SqliteLedger:
             retry_delays_s=retry_delays_s,
         )
         self.forms = SqliteForms(path, self._writer, busy_timeout_s=busy_timeout_s)
+        self.archive = SqliteArchive(path, self._writer, busy_timeout_s=busy_timeout_s)
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="ledger-reader")
         self._recovery = threading.Lock()  # held while the writer must not stop
         self._closed = False
@@ -157,6 +159,19 @@ class SqliteLedger:
         query = partial(self._reader.misses, where=where, since_us=since_us, until_us=until_us)
         return await asyncio.get_running_loop().run_in_executor(self._reports, query)
 
+    async def savings(
+        self,
+        by: str,
+        *,
+        where: Mapping[str, str] | None = None,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> list[SavingRow]:
+        """See `Ledger.savings`. Runs in a thread with a read-only connection of its own."""
+        self._refuse_if_closed()
+        query = partial(self._reader.savings, by, where=where, since_us=since_us, until_us=until_us)
+        return await asyncio.get_running_loop().run_in_executor(self._reports, query)
+
     async def rows(
         self,
         *,
@@ -202,6 +217,7 @@ class SqliteLedger:
         with self._recovery:
             self._reports.shutdown()
             self.forms.close()
+            self.archive.close()
             self._reader.close()  # before the writer's connection, which tidies up as the last one
             self._checkpointer.stop()
             self._writer.stop()

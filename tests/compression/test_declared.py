@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from ctxgate.compression import notes
+from ctxgate.compression.expressions import Expression
 from ctxgate.compression.layout import Memory
 from ctxgate.compression.moved import HEADING, PLACEHOLDER
 from ctxgate.compression.policy import Level, Policy
@@ -71,7 +71,7 @@ def test_gateways_l1_l12_context_j10_j14_routing_d6_a_head_that_changes_loses_no
     before: str, after: str
 ) -> None:
     """A changing item first, statistics in the prompt, a stamp of milliseconds, midnight."""
-    patterns = (re.compile(r"^\[[\d:.]+\]"),)
+    patterns = (Expression.compile(r"^\[[\d:.]+\]"),)
     process = Process(policy=Policy(Level.DECLARED, kinds=frozenset(VolatileKind), patterns=patterns))
     first = sent(process, message("system", before), message("user", "Go."))
     second = sent(process, message("system", after), message("user", "Go."), *call(0))
@@ -170,9 +170,15 @@ def test_a_result_in_parts_gets_one_more_part(process: Process) -> None:
         assert out[1]["content"] == [*content, part(note(0))]
 
 
-@pytest.mark.parametrize("content", [None, 5, {"a": 1}])
-def test_without_a_place_for_a_note_nothing_moves(process: Process, content: Any) -> None:
-    assert sent(process, system(0), message("user", content)) == [system(0), message("user", content)]
+@pytest.mark.parametrize("content", [5, {"a": 1}])
+def test_where_the_first_turn_has_no_place_for_a_note_nothing_ever_moves(
+    process: Process, content: Any
+) -> None:
+    messages = [system(0), message("user", content)]
+    for at in range(3):
+        messages[0] = system(at)
+        assert sent(process, *messages) == messages
+        messages += [message("assistant", "Yes."), message("user", "On.")]
 
 
 def test_a_prompt_of_instructions_alone_is_left_alone(process: Process) -> None:
@@ -194,7 +200,7 @@ def test_only_declared_kinds_move(process: Process) -> None:
 
 
 def test_patterns_move_what_they_match_or_their_value() -> None:
-    patterns = (re.compile(r"^Mood: .+$", re.MULTILINE), re.compile(r"seed=(?P<value>\d+)"))
+    patterns = (Expression.compile(r"^Mood: .+$"), Expression.compile(r"seed=(?P<value>\d+)"))
     process = Process(policy=Policy(Level.DECLARED, patterns=patterns))
     out = sent(process, message("developer", "Mood: calm\nseed=12; seed=13"), message("user", "Go."))
     assert out == [
@@ -205,13 +211,13 @@ def test_patterns_move_what_they_match_or_their_value() -> None:
 
 def test_spans_far_apart_on_one_line_have_lines_of_their_own() -> None:
     far = "x" * 80
-    process = Process(policy=Policy(Level.DECLARED, patterns=(re.compile(r"\d+"),)))
+    process = Process(policy=Policy(Level.DECLARED, patterns=(Expression.compile(r"\d+"),)))
     out = sent(process, message("system", f"a 1 {far} 2"), message("user", "Go."))
     assert out[1]["content"] == f"Go.\n\n{HEADING}\na 1\n{('a 1 ' + far + ' ')[-64:]}2"
 
 
 def test_only_what_changed_is_said_again() -> None:
-    process = Process(policy=Policy(Level.DECLARED, patterns=(re.compile(r"\d+"),)))
+    process = Process(policy=Policy(Level.DECLARED, patterns=(Expression.compile(r"\d+"),)))
     user = message("user", "Go.")
     assert sent(process, message("system", "a 1\nb 1"), user)[1]["content"].endswith("\na 1\nb 1")
     out = sent(process, message("system", "a 1\nb 2"), user, *call(0))
@@ -230,7 +236,7 @@ def test_tool_descriptions_are_not_moved(process: Process) -> None:
 
 
 def test_context_r1_words_of_any_script_move_unharmed() -> None:
-    process = Process(policy=Policy(Level.DECLARED, patterns=(re.compile(r"(?<=<).+?(?=>)"),)))
+    process = Process(policy=Policy(Level.DECLARED, patterns=(Expression.compile(r"<(?P<value>.+?)>"),)))
     words = '\U0001f469\u200d\U0001f680 \u0000 \u2028 \\ " e\u0301'
     out = sent(process, message("system", f"mood <{words}>"), message("user", "\U0001f600"))
     assert out == [
@@ -282,7 +288,7 @@ def test_no_more_notes_are_kept_than_the_limit(process: Process, monkeypatch: py
 def test_what_a_client_dropped_may_leave_notes_out() -> None:
     """A block that was frozen in a note and then dropped by the client must not make the prompt long."""
     process = Process(policy=MARKED)
-    block = "Env: " + "e" * 5000
+    block = "Env: " + "e" * 20_000
     history: list[Document] = []
     for at in range(6):
         user = message("user", [part(f"{at}"), part(block + str(at), **VOLATILE)])

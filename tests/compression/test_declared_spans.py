@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from ctxgate.compression.declared_spans import (
     grouped,
     sections,
 )
+from ctxgate.compression.expressions import Expression
 from ctxgate.compression.policy import Level, Policy
 from ctxgate.compression.volatile import VolatileKind, find_volatile
 
@@ -68,14 +67,15 @@ def test_only_kinds_of_the_policy_count() -> None:
 
 
 def test_expressions_reach_over_lines_and_join_what_they_overlap() -> None:
-    patterns = (re.compile(r"<env>[\s\S]*?</env>"), re.compile(r"x*"), re.compile(r"pid (?P<value>\d+)"))
+    expressions = (r"<env>[\s\S]*?</env>", r"\b", r"pid (?P<value>\d+)")
+    patterns = tuple(map(Expression.compile, expressions))
     policy = Policy(Level.DECLARED, kinds=frozenset({VolatileKind.CLOCK}), patterns=patterns)
     text = f"a <env>\n\nNow {CLOCK}\n</env> pid 12 {CLOCK}"
     assert found(text, policy) == [text[2 : text.index("</env>") + 6], "12", CLOCK]
 
 
 def lines(text: str, pattern: str) -> list[str]:
-    policy = Policy(Level.DECLARED, patterns=(re.compile(pattern),))
+    policy = Policy(Level.DECLARED, patterns=(Expression.compile(pattern),))
     return [group.line(text) for group in grouped(text, declared(text, policy, Sections()))]
 
 

@@ -127,7 +127,14 @@ MESSAGE_CASES: list[tuple[str, list[Any], Kind, str, bool]] = [
     ("oldest dropped", [SYSTEM, *HISTORY[2:], *MORE], Kind.HISTORY_TRUNCATED, "messages[1]", True),
     ("newest dropped", HISTORY[:3], Kind.HISTORY_TRUNCATED, "messages[3]", False),
     ("message inserted", replaced(2, MORE[1], CALL), Kind.HISTORY_EDITED, "messages[2].role", True),
-    ("summary", [SYSTEM, MORE[1], *RESULTS], Kind.HISTORY_EDITED, "messages[1].content", True),
+    ("summary", [SYSTEM, MORE[1], *RESULTS], Kind.HISTORY_COMPACTED, "messages[1]", True),
+    (
+        "summary of as many messages as before",
+        [SYSTEM, MORE[1], RESULTS[1], *MORE],
+        Kind.HISTORY_COMPACTED,
+        "messages[1]",
+        True,
+    ),
 ]
 
 
@@ -306,6 +313,10 @@ def test_prose_shows_nothing_that_a_terminal_acts_on() -> None:
     assert "  after:  \\u001b[31mred\\n\\u202e" in diverge(body(HISTORY), body(after)).prose()
 
 
+STATUS = "gitStatus:\n" + "".join(f" M src/module_{number}.py\n" for number in range(30))
+FAR = "\nWrite short sentences." * 20  # more than is searched at first
+
+
 @pytest.mark.parametrize(
     ("before", "after", "kind"),
     [
@@ -315,6 +326,11 @@ def test_prose_shows_nothing_that_a_terminal_acts_on() -> None:
         ("Version 1.2", "Version 1.3", None),
         ("Current time: 09:00", "Current time: unknown", None),
         ("Be brief. Current time: 09:00", "Be short. Current time: 10:00", None),
+        (STATUS + " M last.py\n", STATUS + " M lost.py\n", VolatileKind.GIT),
+        ("Step 3: rest." + FAR + "\nstep 17\n", "Step 3: rest." + FAR + "\nstep 18\n", None),
+        (FAR + "\nstep 17\n", FAR + "\nstep 18\n", VolatileKind.COUNTER),
+        ("x-some-header: " + "a b " * 70 + "1", "x-some-header: " + "a b " * 70 + "2", VolatileKind.HEADER),
+        (FAR + "\nCurrent time: 09:00" + FAR, FAR + "\nCurrent time: 09:30" + FAR, VolatileKind.CLOCK),
     ],
 )
 def test_the_volatile_span_at_a_difference(before: str, after: str, kind: VolatileKind | None) -> None:

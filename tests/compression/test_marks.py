@@ -161,7 +161,13 @@ def test_gateways_l4_context_k1_no_cache_mark_is_added(process: Process) -> None
         (
             message("user", "x", ctxgate={"stability": "stable", "until": 1}),
             "messages[1].ctxgate",
-            "must hold 'stability' alone",
+            "must hold 'stability' or 'pin' alone",
+        ),
+        (message("user", "x", ctxgate={"pin": 1}), "messages[1].ctxgate.pin", "must be true or false"),
+        (
+            message("user", "x", ctxgate={"pin": True, "stability": 1}),
+            "messages[1].ctxgate.stability",
+            "must be 'stable' or 'volatile'",
         ),
         (
             message("user", [part("a"), part("b", ctxgate=7)]),
@@ -185,6 +191,15 @@ def test_a_wrong_mark_is_named(level: Level, wrong: Document, field: str, proble
             process.result(raw(message("system", "s"), wrong))
         assert caught.value.field == field
         assert str(caught.value).startswith(f"'{field}'")
+
+
+@pytest.mark.parametrize("level", [Level.SAFE, Level.DECLARED])
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_pin_is_no_word_on_stability(level: Level, pin: bool) -> None:
+    process = Process(policy=Policy(level))
+    result = process.result(raw(message("system", "s"), message("user", "Go.", ctxgate={"pin": pin})))
+    assert result.moved == ()
+    assert result.dropped is None
 
 
 def test_marks_are_the_engines_business_below_declared() -> None:

@@ -88,6 +88,27 @@ def test_notes_stand_in_user_and_tool_messages_alone() -> None:
     )
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {}])
+def test_a_note_may_be_the_content_of_a_message_that_has_none(content: dict[str, Any]) -> None:
+    empty, result = {"role": "user"} | content, {"role": "tool", "tool_call_id": "c"}
+    note = f"{HEADING}\nTime: 10:00"
+    assert reason([SYSTEM, empty], [MOVED, {"role": "user", "content": note}]) is None
+    assert reason([SYSTEM, USER, result | content], [MOVED, USER, result | {"content": note}]) is None
+    for wrong in (f"\n\n{note}", f"x\n\n{note}", "x", [{"type": "text", "text": note}], ""):
+        assert reason([SYSTEM, empty], [MOVED, {"role": "user", "content": wrong}]) is not None
+    assert reason([SYSTEM, USER], [MOVED, {"role": "user", "content": note}]) is not None
+
+
+def test_what_waits_needs_a_note_of_an_earlier_turn_and_its_own_place() -> None:
+    (passage,) = CLOCK
+    late = (Passage(0, ("10:01",), "Time: 10:01").waiting(),)
+    answer, last = {"role": "assistant", "content": "Yes."}, {"role": "system", "content": "Be quick."}
+    before = [SYSTEM | {"content": "One\nTime: 10:01\nTwo"}, USER, answer, last]
+    assert reason(before, [MOVED, NOTED, answer, last], late) is None
+    assert reason(before, [MOVED, USER, answer, last], late) == "words"
+    assert reason(before, [MOVED, NOTED, answer, last], (passage.waiting(),)) == "messages"
+
+
 def test_text_of_other_messages_moves_only_where_the_client_marked_it() -> None:
     moved = (Passage(1, ("Go.",), "Go."),)
     gone = {"role": "user", "content": PLACEHOLDER}

@@ -70,8 +70,7 @@ def test_marks_are_taken_off_the_message_and_its_parts() -> None:
 def with_end(raw: bytes, text: str) -> bytes:
     end = end_of_content(raw)
     assert end is not None
-    place, before, after = end
-    return raw[:place] + before + escaped(text) + after + raw[place:]
+    return raw[: end.start] + end.before + escaped(text) + end.after + raw[end.stop :]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +87,9 @@ def with_end(raw: bytes, text: str) -> bytes:
             b'{"content":[{"x":1} ],"role":"tool"}',
             b'{"content":[{"x":1} ,{"type":"text","text":"N\\"\\u0000"}],"role":"tool"}',
         ),
+        (b'{"a":1,"content": null }', b'{"a":1,"content": "N\\"\\u0000" }'),
+        (b'{ "role":"tool"}', b'{"content":"N\\"\\u0000", "role":"tool"}'),
+        (b"{}", b'{"content":"N\\"\\u0000"}'),
     ],
 )
 def test_text_is_added_to_the_end_of_the_content(raw: bytes, expected: bytes) -> None:
@@ -97,9 +99,11 @@ def test_text_is_added_to_the_end_of_the_content(raw: bytes, expected: bytes) ->
 @pytest.mark.parametrize(
     "raw",
     [
-        b"{}",
-        b'{"content":null}',
         b'{"content":1}',
+        b'{"content":"\\ud83d"}',
+        b'{"content":null,"role":"user","content":null }',
+        b'{"content":"a","role":"user","content":"a"}',
+        b'{"role":"user","role":"user"}',
         b'{"content":{"a":"b"}}',
         b'{"content":"a","role":"user","content":"long"}',
         b'{"content":"long","role":"user","content":"a"}',

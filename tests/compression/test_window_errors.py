@@ -60,6 +60,19 @@ def test_each_text_tells_its_window(message: str, expected: Overflow) -> None:
 
 
 @pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (Overflow(8, 9), True),
+        (Overflow(8), True),
+        (Overflow(8, refused_output=True), False),
+        (Overflow(8, 6, refused_output=True), True),
+    ],
+)
+def test_a_shorter_prompt_helps_unless_the_output_alone_is_too_long(found: Overflow, answer: bool) -> None:
+    assert found.of_prompt is answer
+
+
+@pytest.mark.parametrize(
     "message",
     [
         "",

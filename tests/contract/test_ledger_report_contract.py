@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ctxgate.gateway.ledger import EVERYTHING, MissRow
+from ctxgate.gateway.ledger import EVERYTHING, MissRow, SavingRow
 from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, UNKNOWN, Usage, estimated, measured
 from support.ledgers import DAY_US, NOON_US, cost, opened, settled, write
@@ -224,7 +224,7 @@ async def test_misses_are_summed_by_cause_detail_and_field_the_dearest_first(led
     assert await ledger.misses() == [
         MissRow(edited, "kind", "messages[].content", 2, 2, 30, 1_500, 0),
         MissRow(head, "kind", "messages[0].content", 1, 2, 300, 270, 0),
-        MissRow(edited, "kind", "messages[].tool_calls[0].function.arguments", 1, 1, 5, 0, 1),
+        MissRow(edited, "kind", "messages[12].tool_calls[0].function.arguments", 1, 1, 5, 0, 1),
         MissRow(MissCause.NOT_REPORTED, None, None, 1, 1, 0, 0, 1),
     ]
     causes = {row.group: row.attempts for row in await ledger.report("cause")}
@@ -250,3 +250,50 @@ async def test_misses_are_narrowed_like_a_report(ledger: Ledger) -> None:
     assert await tokens(where={"team": "' OR 1 = 1 --"}) == 0
     with pytest.raises(ValueError, match="cannot filter by"):
         await ledger.misses(where={"miss_cause": "expired"})
+
+
+async def compacted(ledger: Ledger) -> None:
+    """Three requests for 42 each, the second one compacted by a call for 10, the third beyond the window."""
+    await write(
+        ledger,
+        (opened("a1"), settled("a1", plain_nano=42, fixed_nano=40)),
+        (opened("s1", request_id="s1", purpose="summary"), settled("s1", charge=cost(10))),
+        (opened("a2", client_tokens=900), settled("a2", plain_nano=100, fixed_nano=60)),
+        (opened("a3", client_tokens=1100, task="other"), settled("a3", fixed_nano=70)),
+    )
+
+
+async def test_savings_are_what_prompts_would_have_cost_less_all_that_was_paid(ledger: Ledger) -> None:
+    await compacted(ledger)
+    owner = {"organisation": "acme", "team": "search", "key_id": "key-1"}
+    assert await ledger.savings("task") == [
+        SavingRow("fix-bug", 2, 1, 800, 1, 10, 94, 142, 100, 0, **owner),
+        SavingRow("other", 1, 1, 1000, 0, 0, 42, 42, 70, 0, **owner),
+    ]
+    [everything] = await ledger.savings(EVERYTHING)
+    assert everything == SavingRow(EVERYTHING, 3, 2, 1800, 1, 10, 136, 184, 170, 0)
+    assert everything.saved_nano == 48
+    assert await ledger.savings("task", where={"team": "ads"}) == []
+
+
+async def test_savings_are_narrowed_like_a_report_and_what_is_unknown_is_counted(ledger: Ledger) -> None:
+    await compacted(ledger)
+    later = opened("a4", task="late", opened_at_us=NOON_US + DAY_US)
+    await write(ledger, (later, settled("a4", charge=cost(None))))
+    [row] = await ledger.savings("day", since_us=NOON_US + DAY_US)
+    assert row == SavingRow("2026-12-01", 1, 0, 0, 0, 0, 0, 0, 0, 1)
+    assert row.saved_nano == 0
+    [first] = await ledger.savings("team", until_us=NOON_US + DAY_US)
+    assert (first.group, first.requests, first.saved_nano) == ("search", 3, 48)
+    with pytest.raises(ValueError, match="cannot group by 'colour'"):
+        await ledger.savings("colour")
+
+
+async def test_a_compaction_that_has_not_paid_yet_is_a_loss(ledger: Ledger) -> None:
+    await write(
+        ledger,
+        (opened("a1"), settled("a1", plain_nano=42)),
+        (opened("s1", request_id="s1", purpose="summary"), settled("s1", charge=cost(10))),
+    )
+    [row] = await ledger.savings(EVERYTHING)
+    assert row.saved_nano == -10

@@ -64,6 +64,7 @@ class GatewayConfig:
     pools: Mapping[str, Sequence[str]]
     limits: Mapping[str, float] = field(default_factory=dict)
     layout: str | Mapping[str, object] = "off"
+    context: str | Mapping[str, object] = "off"
     isolation: str = "team"
     probe: bool = False  # its calls are rows of the ledger too
 
@@ -93,7 +94,7 @@ class GatewayConfig:
             "limits": dict(self.limits),
             "pools": pools,
             "models": models,
-            "teams": {"research": {"organisation": "acme", "layout": self.layout}},
+            "teams": {"research": {"organisation": "acme", "layout": self.layout, "context": self.context}},
             "keys": [
                 {"id": "client", "team": "research", "sha256": sha256(SECRET)},
                 {

@@ -112,7 +112,14 @@ async def test_every_habit_is_named_with_its_place(
 def check_perturbed(run: Run, kind: Perturbation) -> Counter[str]:
     """Every request's cause and index, against what its client did; returns what was seen."""
     seen: Counter[str] = Counter()
+    explained = {told for (perturbation, _), told in EXPLAINED.items() if perturbation is kind}
     for task, turns in run.turns.items():
+        first = run.rows[task][0].settled.miss
+        if first is not None:  # another session of the same agent began with another version of this head
+            assert (first.cause, first.detail) in explained, (task, first)
+            assert 0 < (first.avoidable_tokens or 0) <= known(run.rows[task][0])[0]
+            seen["first requests"] += 1
+            seen["avoidable"] += first.avoidable_tokens or 0
         for number, (pair, rows) in enumerate(zip(pairwise(turns), pairwise(run.rows[task]), strict=True), 1):
             changed, miss = what_changed(*pair), rows[1].settled.miss
             (before, _), (prompt, cached) = known(rows[0]), known(rows[1])

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from ctxgate.gateway.demo_servers import ctxgate_command
-from ctxgate.inference import template_probe
 from ctxgate.inference.template_facts import Extension, Verdict
-from ctxgate.inference.template_probe import Complete, Detokenize, Told
 from e2e.engine import BLOCK_SIZE, Counters
 from e2e.gateway_process import GatewayConfig, booked, ledger_rows, serving, settled_counters, until
+from e2e.probing import played
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ctxgate.inference.template_facts import Findings
     from e2e.engine import Engine
 
 pytestmark = pytest.mark.e2e
@@ -43,37 +40,6 @@ EXPECTED: Final = {
         (Verdict.REORDERED, Verdict.EQUIVALENT, Verdict.DIFFERENT, Verdict.RENAMED),
     ),
 }
-
-
-def told(engine: Engine, ask: template_probe.Ask) -> Told:
-    """An engine's answer to a probe, asked for by a client of the test's own."""
-    match ask:
-        case Complete(body):
-            answer = post(f"{engine.url}/v1/chat/completions", body | {"model": "tiny", "max_tokens": 1})
-            usage = answer["usage"]
-            return Told(prompt=usage["prompt_tokens"], cached=usage["prompt_tokens_details"]["cached_tokens"])
-        case Detokenize(tokens):
-            return Told(text=post(f"{engine.url}/detokenize", {"model": "tiny", "tokens": tokens})["prompt"])
-        case _:
-            ids = post(f"{engine.url}/v1/chat/completions/render", ask.body | {"model": "tiny"})["token_ids"]
-            return Told(tokens=tuple(ids))
-
-
-def post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read())
-
-
-def played(engine: Engine, salt: str, *, may_render: bool) -> Findings:
-    work = template_probe.probe(salt, BLOCK_SIZE, may_render=may_render)
-    answer: Told | None = None
-    while True:
-        try:
-            answer = told(engine, next(work) if answer is None else work.send(answer))
-        except StopIteration as end:
-            findings: Findings = end.value
-            return findings
 
 
 def check_template(engine: Engine, name: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from ctxgate.inference.prompts import PromptRenderer
 from ctxgate.inference.twin_cache import extend_chain
 from e2e.engine import BLOCK_SIZE, Spec, running
+from e2e.probing import played
 from e2e.traffic import Request, Traffic
 
 if TYPE_CHECKING:
@@ -131,6 +132,15 @@ def test_two_hundred_requests_hit_the_same_tokens(pair: tuple[Server, Server]) -
     assert lost >= 40
 
 
+@pytest.mark.parametrize("may_render", [True, False])
+def test_a_probe_finds_the_same_by_tokens_and_by_usage(
+    pair: tuple[Server, Server], may_render: bool
+) -> None:
+    real, model = (played(server, "conformance", may_render=may_render) for server in pair)
+    assert model == real
+    assert real.renders is may_render
+
+
 def rendered(renderer: PromptRenderer, request: Request) -> list[int]:
     """The prompt of a request that is not given as tokens."""
     if "messages" in request.body:
@@ -144,6 +154,9 @@ IMAGE: Final = {"type": "image_url", "image_url": {"url": "data:image/png;base64
 LOOK: Final = [{"type": "function", "function": {"name": "look"}}]
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
+RENDER: Final = "/v1/chat/completions/render"
+RENDER_TEXT: Final = "/v1/completions/render"
+SAID: Final = {"role": "assistant", "content": "hello"}
 SHORT: Final = {"model": "tiny", "max_tokens": 2, "ignore_eos": True}
 USAGE: Final = {"stream": True, "stream_options": {"include_usage": True}}
 EVERY: Final = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -175,6 +188,16 @@ ANSWERED: Final = [
     ("/tokenize", {"messages": HELLO, "tools": LOOK, "return_token_strs": True}),
     ("/detokenize", {"model": "tiny", "tokens": [1, 40, 50]}),
     ("/inference/v1/abort_requests", {"request_ids": ["nobody"]}),
+    (RENDER, {"messages": HELLO}),
+    (RENDER, SHORT | {"messages": HELLO, "tools": LOOK}),
+    (RENDER, {"model": "tiny", "messages": HELLO, "tools": LOOK, "tool_choice": "none", "max_tokens": 16}),
+    (RENDER, {"model": "tiny", "messages": [*HELLO, SAID], "add_generation_prompt": False}),
+    (RENDER, SHORT | {"messages": HELLO, "n": 2, "logprobs": True, "top_logprobs": 2} | USAGE),
+    (RENDER, SHORT | {"messages": HELLO, "seed": 3, "stop": "a", "min_tokens": 1, "cache_salt": "s"}),
+    (RENDER, SHORT | {"messages": HELLO, "prompt_logprobs": 0, "include_stop_str_in_output": True}),
+    (RENDER_TEXT, SHORT | {"prompt": "hello", "logprobs": 1, "temperature": 0.5, "top_p": 0.9}),
+    (RENDER_TEXT, {"model": "tiny", "prompt": ["hello", "bye"]}),
+    (RENDER_TEXT, {"model": "tiny", "prompt": [[40, 41], [99999]], "max_tokens": 3} | EVERY),
 ]
 
 
@@ -182,27 +205,35 @@ ANSWERED: Final = [
 def test_answers_have_the_same_shape(pair: tuple[Server, Server], path: str, body: Any) -> None:
     expected, got = (fetch(server.url + path, body) for server in pair)
     assert got[0] == expected[0] == 200
-    read = events if isinstance(body, dict) and body.get("stream") else lambda text: text and json.loads(text)
-    assert skeleton(read(got[1])) == skeleton(read(expected[1]))
+    renders = path.endswith("/render")
+    streams = isinstance(body, dict) and body.get("stream") and not renders
+    read = events if streams else lambda text: text and json.loads(text)
+    literal = LITERAL_HERE | RENDERED if renders else LITERAL_HERE
+    assert skeleton(read(got[1]), literal) == skeleton(read(expected[1]), literal)
 
 
 LITERAL: Final = frozenset({"object", "finish_reason", "role", "index", "prompt_tokens", "completion_tokens"})
-LITERAL_HERE: Final = LITERAL | {"count", "max_model_len", "tokens", "token_strs", "prompt", "total_tokens"}
+RENDERED: Final = frozenset(
+    {"request_id", "token_ids", "sampling_params", "stream", "stream_options", "cache_salt", "priority"}
+)
+LITERAL_HERE: Final = (
+    LITERAL | {"count", "max_model_len", "tokens", "token_strs", "prompt", "total_tokens", "output_mode"}
+)
 OPEN: Final = frozenset({"bytes", "root", "version", "server_load"})  # whose contents are each server's own
 
 
-def skeleton(value: Any, name: str = "") -> Any:
+def skeleton(value: Any, literal: frozenset[str], name: str = "") -> Any:
     """A body without what two servers may say differently: keys in order, kinds of values, some values."""
     if name in OPEN:
         return None
-    if name in LITERAL_HERE:
+    if name in literal:
         return value
     if isinstance(value, dict):
         if name == "top_logprobs":
             return len(value)
-        return [(key, skeleton(member, key)) for key, member in value.items()]
+        return [(key, skeleton(member, literal, key)) for key, member in value.items()]
     if isinstance(value, list):
-        return [skeleton(member) for member in value]
+        return [skeleton(member, literal) for member in value]
     return type(value).__name__
 
 
@@ -242,6 +273,17 @@ REFUSED: Final = [
     (TEXT, {"model": "tiny", "prompt": [40] * (WINDOW + 1)}),
     (TEXT, {"model": "tiny", "prompt": [40] * (WINDOW + 2)}),
     ("/v1/embeddings", {"model": "tiny", "input": "x"}),
+    (RENDER, {"model": "nope", "messages": HELLO}),
+    (RENDER, {"model": "tiny"}),
+    (RENDER, {"model": "tiny", "messages": []}),
+    (RENDER, {"model": "tiny", "messages": HELLO, "max_tokens": 0}),
+    (RENDER, {"model": "tiny", "messages": HELLO, "max_tokens": 5000}),
+    (RENDER, {"model": "tiny", "messages": HELLO, "temperature": -1}),
+    (RENDER, {"model": "tiny", "messages": HELLO, "n": 0}),
+    (RENDER, {"model": "tiny", "messages": [{"role": "user", "content": "x y " * WINDOW}]}),
+    (RENDER_TEXT, {"model": "tiny", "prompt": ""}),
+    (RENDER_TEXT, {"model": "tiny", "prompt": [40] * (WINDOW + 2)}),
+    (RENDER_TEXT, b"{nope"),
     ("/tokenize", {"model": "nope", "prompt": "x"}),
     ("/inference/v1/abort_requests", {}),
     ("/v1/chat/completions", None),

@@ -78,8 +78,8 @@ models
   swift: fast
 
 teams
-  name      organisation  layout
-  research  acme          safe
+  name      organisation  compaction  layout
+  research  acme          auto        safe
 
 keys
   id           team      organisation
@@ -127,9 +127,10 @@ def test_check_sums_a_valid_file_up_as_json_without_secrets_and_hashes(
     ]
     assert summary["config"]["keys"] == [{"id": "research-ci", "team": "research"}]
     assert summary["config"]["pools"]["fast"]["cache_isolation"] == "team"
-    assert summary["config"]["teams"] == {
-        "research": {"organisation": "acme", "layout": {"level": "safe", "volatile": []}}
-    }
+    team = summary["config"]["teams"]["research"]
+    context = team.pop("context")
+    assert team == {"organisation": "acme", "layout": {"level": "safe", "volatile": []}}
+    assert (context["compaction"], context["tail_tokens"], context["sticky_tools"]) == ("auto", 20_000, [])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,23 @@ def test_check_shows_how_each_team_s_prompts_are_laid_out(
 ) -> None:
     file.write_text(edited("{organisation: acme}", f"{{organisation: acme, layout: {layout}}}"))
     assert main(["check", "-c", str(file)]) == 0
-    assert f"  research  acme          {shown}\n" in capsys.readouterr().out
+    assert f"  research  acme          auto        {shown}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("context", "shown"),
+    [
+        ('"off"', "off"),
+        ("{summarizer: extractive}", "auto, extractive"),
+        ("{compaction: window, summarizer: off}", "window, no summary"),
+    ],
+)
+def test_check_shows_what_becomes_of_each_team_s_long_conversations(
+    file: Path, context: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(edited("{organisation: acme}", f"{{organisation: acme, context: {context}}}"))
+    assert main(["check", "-c", str(file)]) == 0
+    assert re.search(rf"^  research  acme          {shown}  +safe$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_check_shows_who_shares_a_pool_s_cache(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +200,7 @@ def test_check_takes_the_file_in_configs_by_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["check"]) == 1
-    assert capsys.readouterr().out == "configs/ctxgate.yaml:1:1: there is no such file\n1 problem\n"
+    assert capsys.readouterr().out == "configs/ctxgate.yaml: there is no such file\n1 problem\n"
 
 
 def test_a_new_key_is_shown_once_with_the_entry_that_admits_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from config_texts import DIGEST, VALID, edited, problems, read_text, shown
 from ctxgate.gateway.config_load import ConfigError
+from ctxgate.inference.wire import ENGINE_FIELDS
 
 RATES_FAST = (
     "    rates: {effective: 2026-01-01, usd_per_million_uncached: 1.25, usd_per_million_cached: 0.125,\n"
@@ -59,7 +60,21 @@ def test_an_empty_mapping_lacks_what_is_required() -> None:
         ("a: 1\npools: 'x\n", "3:1: not valid YAML: the quoted text that begins on line 2 is not closed"),
         (
             "pools: 1\npools: 2: 3\n",
-            "2:9: not valid YAML: a name and its value cannot stand here; a text with a colon needs quotes",
+            "2:9: not valid YAML: a name and its value cannot stand here: the line is indented too deep, or "
+            "a text with a colon is not in quotes",
+        ),
+        (
+            "pools:\n    a: 1\n     b: 2\n  c: 3\n",
+            "3:7: not valid YAML: a name and its value cannot stand here: the line is indented too deep",
+        ),
+        (
+            "pools:\n    a: [1]\n     b: 2\n",
+            "3:6: not valid YAML: this line begins in no column where one may: the entries beside it, from "
+            "line 2 on, begin in column 5",
+        ),
+        (
+            "keys:\n  - id: a\n  team: b\n",
+            "3:3: not valid YAML: each entry of the list that begins on line 2 starts with '- ' in column 3",
         ),
         ("a: 1\n---\nb: 2\n", "2:1: not valid YAML: "),
         ("a: *nowhere\n", "1:4: not valid YAML: found undefined alias (...)"),
@@ -235,11 +250,14 @@ def test_a_broken_pool_is_not_also_reported_as_unknown() -> None:
     assert [p.field for p in problems(text)] == ["pools.fast", "x"]
 
 
+ENGINE_WORDS = ", ".join(sorted(ENGINE_FIELDS))
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("[prioriy]", "must be one of the known words; did you mean priority?"),
-        ("[temperature]", "must be one of the known words"),
+        ("[prioriy]", f"must be one of {ENGINE_WORDS}; did you mean priority?"),
+        ("[temperature]", f"must be one of {ENGINE_WORDS}"),
         ("priority", "must be a list, not text"),
     ],
 )

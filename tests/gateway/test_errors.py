@@ -25,6 +25,7 @@ STATUSES = {
     Kind.UNKNOWN_KEY: 401,
     Kind.MODEL_NOT_FOUND: 404,
     Kind.ROUTE_NOT_FOUND: 404,
+    Kind.CONTEXT_NOT_FOUND: 404,
     Kind.METHOD_NOT_ALLOWED: 405,
     Kind.REQUEST_TIMEOUT: 408,
     Kind.BODY_TOO_LARGE: 413,
@@ -124,6 +125,20 @@ def test_a_prompt_beyond_the_window_gets_the_code_that_agents_know(text: str, pa
             "code": "context_length_exceeded",
         },
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=5000 cannot be greater than max_model_len=2048. Please request fewer output tokens.",
+        "The encoder prompt (length 900) is longer than the maximum model length of 800.",
+        "Unknown tool: maximum context length",
+        "'" + "x" * 2000 + "This model's maximum context length is 8 tokens.'",
+    ],
+)
+def test_what_a_shorter_prompt_would_not_cure_is_no_overflow(text: str) -> None:
+    body = json.dumps({"error": {"message": text, "type": "BadRequestError", "code": 400}}).encode()
+    assert pass_on(400, body) == (400, body)
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 204, 206, 301, 302, 304])

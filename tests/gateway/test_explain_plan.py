@@ -72,6 +72,18 @@ def test_a_request_that_stays_as_it_is(explain: Explain, options: tuple[str, ...
     assert out.endswith("\n\nNothing: it goes upstream as it came.\n")
 
 
+def test_why_volatile_text_stays(explain: Explain) -> None:
+    jobs = "\n".join(f"Job {at} ran at 2026-01-05T09:00:{at:02}Z" for at in range(60))
+    code, out, _ = explain([{"role": "system", "content": jobs}, USER], "--volatile", "clock")
+    assert code == 0
+    assert out.endswith(
+        "\n\nVolatile text stays in its place: the placeholders and labels of so much of it would make the "
+        "prompt too long.\nNothing: it goes upstream as it came.\n"
+    )
+    _, out, _ = explain([{"role": "system", "content": jobs}, USER], "--volatile", "clock", "--json")
+    assert json.loads(out)["dropped"] == "longer"
+
+
 def test_a_note_in_parts_and_a_marked_block(explain: Explain) -> None:
     block = {"type": "text", "text": "Mood: calm", "ctxgate": {"stability": "volatile"}}
     code, out, _ = explain([{"role": "user", "content": [block, {"type": "text", "text": "Go."}]}])

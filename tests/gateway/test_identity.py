@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ctxgate.gateway.config import Key
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Inbound, Surface, Task
-from ctxgate.gateway.identity import MAX_TASK, authenticate, conversation_root, identify
+from ctxgate.gateway.identity import MAX_TASK, Roots, authenticate, identify
 from ctxgate.gateway.inbound import read_inbound
 
 KEY = Key("alpha-ci", b"", "alpha", "acme")
@@ -31,7 +31,12 @@ def inbound(headers: dict[str, str] | None = None, surface: Surface = Surface.CH
 
 def task(headers: dict[str, str] | None = None, **body: Any) -> Task:
     """The task of a request of a known key."""
-    return identify(inbound(headers, **body), KEY).task
+    return identify(inbound(headers, **body), KEY, Roots()).task
+
+
+def conversation_root(request: Inbound, key: Key) -> bytes:
+    """The root of a request, in a process that knows nothing."""
+    return Roots().of(request, key)
 
 
 # In the order of precedence: each place, as headers and as body, and what is found there.

@@ -159,7 +159,7 @@ async def test_text_that_is_lost_on_its_way_is_noticed(
 
     def wrong(*arguments: Any) -> Any:
         result = yield from honest(*arguments)
-        return pure.LayoutResult(result.edits, result.reasons, moved)
+        return pure.LayoutResult(result.edits, result.reasons, moved, added=result.added)
 
     monkeypatch.setattr(pure, "lay_out", wrong)
     raw = request(0, user("Go."))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ctxgate.compression.divergence import Divergence
 from ctxgate.compression.divergence import DivergenceKind as Kind
@@ -38,7 +39,7 @@ def evidence(**changes: Any) -> Evidence:
         before=before(),
         exact=True,
     )
-    return replace(base, **changes)
+    return structs.replace(base, **changes)
 
 
 def expected(tokens: int, *, counted: bool = True, foreign: int = 0) -> Expected:
@@ -182,7 +183,7 @@ def test_a_sibling_of_the_same_head_did_not_move() -> None:
         before=before(place=THERE), difference=edited(index=1, avoidable_bytes=0), cached=0, goes_on=False
     )
     assert verdict(sibling) is None
-    warm = verdict(replace(sibling, expected=expected(496)))
+    warm = verdict(structs.replace(sibling, expected=expected(496)))
     assert warm == Miss(MissCause.EXPIRED, avoidable_tokens=496)
 
 
@@ -190,7 +191,7 @@ def test_of_two_causes_the_dearer_is_told() -> None:
     """Moved, and edited: 500 tokens were before the edit and went by moving, 400 behind it."""
     moved = evidence(before=before(place=THERE), difference=edited(), cached=0, expected=expected(0))
     assert verdict(moved) == Miss(MissCause.MOVED_REPLICA, "standard/standard-1", avoidable_tokens=496)
-    late = replace(moved, difference=edited(kept_bytes=800, avoidable_bytes=2_800))
+    late = structs.replace(moved, difference=edited(kept_bytes=800, avoidable_bytes=2_800))
     found = verdict(late)
     assert found is not None
     assert (found.cause, found.avoidable_tokens) == (MissCause.HISTORY_EDITED, 700)
@@ -206,8 +207,8 @@ def test_gateways_b7_an_engine_that_does_not_tell_is_no_engine_that_missed() -> 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     """The same prompt again, of whole blocks: one block less than all can be found."""
     same = evidence(prompt=1_024, size=4_096, before=before(1_024), expected=expected(1_008))
-    assert verdict(replace(same, cached=1_008)) is None
-    assert verdict(replace(same, cached=0)) == Miss(MissCause.EXPIRED, avoidable_tokens=1_008)
+    assert verdict(structs.replace(same, cached=1_008)) is None
+    assert verdict(structs.replace(same, cached=0)) == Miss(MissCause.EXPIRED, avoidable_tokens=1_008)
 
 
 @pytest.mark.parametrize(

@@ -55,28 +55,35 @@ async def examined(gateway: Gateway) -> Findings:
 
 
 @pytest.mark.integration
-async def test_a_twin_is_probed_and_every_token_of_it_is_booked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("renders", [True, False])
+async def test_a_twin_is_probed_and_every_token_of_it_is_booked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renders: bool
+) -> None:
+    """What tokens show and usage cannot: that two spellings differ in nothing but their order."""
+    if not renders:
+        monkeypatch.setattr(pool_probe, "_RENDER", "/v1/nothing")
+    order, calls = (Verdict.REORDERED, 3) if renders else (Verdict.UNKNOWN, 22)
     async with serving(served_name=MODEL) as twin:
         gateway = await Gateway.start(config(tmp_path / "l.db", [twin.url], pool=PROBING))
         try:
             findings = await examined(gateway)
             assert findings.cache == CacheReport(True, True, 16)
-            assert findings.renders is False
+            assert findings.renders is renders
             assert findings.facts == TemplateFacts(
                 Turns(Extension.YES),
                 Turns(Extension.YES),
                 Turns(Extension.YES),
                 Turns(Extension.YES),
-                arguments=Verdict.UNKNOWN,
+                arguments=order,
                 empty_content=Verdict.EQUIVALENT,
-                tool_order=Verdict.UNKNOWN,
+                tool_order=order,
                 call_ids=Verdict.EQUIVALENT,
             )
             fleet = gateway.services.fleet
             assert fleet.rules("standard", MODEL) == {Rule.ARGUMENTS, Rule.EMPTY_CONTENT, Rule.TOOLS}
             assert fleet.record("standard", "standard-0").reports_cached is True
             rows = await gateway.rows()
-            assert len(rows) == 22
+            assert len(rows) == calls
             assert {(row.opened.organisation, row.opened.team, row.opened.key_id) for row in rows} == {
                 ("ctxgate", "ctxgate", "ctxgate")
             }
@@ -96,7 +103,7 @@ async def test_a_twin_is_probed_and_every_token_of_it_is_booked(tmp_path: Path) 
                 for name, value in samples.items()
                 if name.startswith("ctxgate_tokens_total") and 'team="ctxgate"' in name and "output" in name
             ]
-            assert sum(booked_samples) == 22
+            assert sum(booked_samples) == calls
         finally:
             await gateway.stop()
 

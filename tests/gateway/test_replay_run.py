@@ -188,17 +188,20 @@ async def test_the_local_count_follows_the_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    "error",
     [
-        "This model's maximum context length is 2048 tokens. However, your prompt contains 3000 input tokens",
-        "The decoder prompt (length 2048) plus the number of requested output tokens (at least 1) is longer "
-        "than the maximum model length of 2048.",
+        {"message": "This model's maximum context length is 2048 tokens. However, your prompt contains 3000"},
+        {
+            "message": "The decoder prompt (length 2048) plus the number of requested output tokens "
+            "(at least 1) is longer than the maximum model length of 2048."
+        },
+        {"message": "Zu lang.", "code": "context_length_exceeded"},
     ],
 )
-async def test_the_servers_own_limit_ends_a_session_without_failure(message: str) -> None:
+async def test_the_servers_own_limit_ends_a_session_without_failure(error: dict[str, str]) -> None:
     async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if len(body["messages"]) > 3:
-            return web.json_response({"error": {"message": message}}, status=400)
+            return web.json_response({"error": error}, status=400)
         return await plain(request, body)
 
     async with running(handler) as (_, backend):

@@ -100,6 +100,19 @@ def test_names_cannot_steer_the_terminal() -> None:
     assert "evil?[2J?name" in report.as_table([row], "task")
 
 
+def test_the_gateways_own_calls_are_named_and_counted() -> None:
+    own = ReportRow("probe", 3, 3, 0, 9, 3, 0, 12, 0, 0, 0, "ctxgate", "ctxgate", "ctxgate")
+    other = ReportRow("probe", 1, 1, 0, 5, 1, 0, 30, 0, 0, 0, "acme", "alpha", "ci")
+    lines = report.as_table([own, other], "task").splitlines()
+    assert lines[2].startswith("probe (acme/alpha/ci)  ")
+    assert lines[3].startswith("probe (the gateway's own)  ")
+    assert lines[5].split()[:3] == ["total", "4", "4"]
+    team = ReportRow("ctxgate", 3, 3, 0, 9, 3, 0, 12, 0, 0, 0, "ctxgate")
+    assert "\nctxgate (the gateway's own)  " in report.as_table([team], "team")
+    document = json.loads(report.as_json([own], "task"))
+    assert (document["rows"][0]["group"], document["rows"][0]["organisation"]) == ("probe", "ctxgate")
+
+
 @pytest.mark.parametrize(
     ("cached", "uncached", "ratio"),
     [(0, 0, "-"), (0, 5, "0.0%"), (5, 0, "100.0%"), (1, 2, "33.3%"), (2, 1, "66.7%"), (1, 1_999, "0.1%")],

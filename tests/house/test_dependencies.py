@@ -14,7 +14,12 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "compression", "routing", "inference")
-OTHER_NAMES = {"yaml": "pyyaml", "faiss": "faiss-cpu"}  # modules that are not named as their distribution
+OTHER_NAMES = {
+    "yaml": "pyyaml",
+    "faiss": "faiss-cpu",
+    "PIL": "pillow",
+    "re2": "google-re2",
+}  # modules that are not named as their distribution
 BY_NAME = {"uvloop", "httptools"}  # uvicorn loads them when it is told their names
 
 
@@ -45,6 +50,8 @@ def test_imports_and_declared_dependencies_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = declared(project["dependencies"])
     extras = project["optional-dependencies"]
-    optional = set().union(*(declared(extras[name]) for name in ("twin", "redis", "dense", "providers")))
+    optional = set().union(
+        *(declared(extras[name]) for name in ("twin", "redis", "dense", "pictures", "providers"))
+    )
     assert imported() - core <= optional
     assert core - imported() <= BY_NAME

@@ -37,6 +37,9 @@ COVERED_BY = {
     "ctxgate report --misses": TOUR,
     "ctxgate explain --request first.json --after second.json": TOUR,
     "ctxgate replay session.jsonl --to http://127.0.0.1:8080": TOUR,
+    "ctxgate replay session.jsonl --policies": TOUR,
+    "ctxgate report --counterfactual": TOUR,
+    "ctxgate probe-recall --pool fast --lengths 500,1000 --out recall.json": TOUR,
     "ctxgate twin --profile fast --port 8001": TOUR,
     "ctxgate twin --profile standard --port 8002": TOUR,
 }

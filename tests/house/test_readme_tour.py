@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ctxgate.gateway.recall_probe import decode
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -141,13 +143,18 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
     ):
         replayed = tour.run("ctxgate replay session.jsonl --to http://127.0.0.1:8080")
         probed = tour.run("ctxgate pools probe -c configs/ctxgate.yaml")
+        recalled = tour.run("ctxgate probe-recall --pool fast --lengths 500,1000 --out recall.json")
     assert "tour" in replayed
     assert probed.count("reports cached tokens yes") == 2
+    assert "not even the shortest length finds 90% of the needles" in recalled  # the twin cannot read
+    assert decode((tmp_path / "recall.json").read_bytes()).calls == 2 + 2 * 11
 
     assert "tour" in tour.run("ctxgate report --by task")
     report = json.loads(tour.run("ctxgate report --by pool --json"))
     assert {row["group"] for row in report["rows"]} == {"fast", "standard"}  # the probe's calls went to both
     assert tour.run("ctxgate report --misses").startswith("Nothing matched: no settled attempt here missed")
+    assert "saved USD" in tour.run("ctxgate report --counterfactual")
+    assert "shipped/optimum" in tour.run("ctxgate replay session.jsonl --policies")
     report = json.loads(tour.run("ctxgate report --by pool --json --organisation acme"))
     (row,) = report["rows"]
     assert row["requests"] == len([line for line in SESSION if line.get("role") == "assistant"])

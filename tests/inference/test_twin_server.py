@@ -264,6 +264,31 @@ async def test_models_health_version_load_tokenize(twin: Client) -> None:
     assert back["prompt"] == "<|begin|>user\nhello there<|end|>\n<|begin|>assistant\n"
 
 
+async def test_rendering_tells_the_tokens_and_generates_nothing(twin: Client) -> None:
+    asked = await twin.ok("/tokenize", {"messages": HELLO})
+    call = await twin.ok(f"{CHAT}/render", chat(n=2, stop="a", cache_salt="s"), "one")
+    assert call["request_id"] == "chatcmpl-one"
+    assert call["token_ids"] == asked["tokens"]
+    assert (call["cache_salt"], call["stream"], call["stream_options"]) == ("s", False, None)
+    wanted = {"n": 2, "stop": ["a"], "max_tokens": 5, "ignore_eos": True, "output_kind": 2}
+    assert call["sampling_params"].items() >= {**wanted, "temperature": 1.0}.items()
+    calls = await twin.ok(f"{TEXT}/render", {"prompt": ["hello", "bye"], "max_tokens": 16}, "two")
+    assert [each["request_id"] for each in calls] == ["cmpl-two-0", "cmpl-two-1"]
+    assert "max_tokens" not in calls[0]["sampling_params"]  # the engine leaves its default out
+    assert await twin.metric("prompt_tokens_total") == 0
+
+
+async def test_rendering_refuses_what_answering_would(twin: Client) -> None:
+    for body, param in (
+        (chat(messages=[{"role": "user", "content": "x y " * 4096}]), "input_tokens"),
+        (chat(max_tokens=5_000), "max_tokens"),
+        (chat(model="nope"), "model"),
+    ):
+        assert await twin.post(f"{CHAT}/render", body) == await twin.post(CHAT, body)
+        assert (await twin.post(f"{CHAT}/render", body))[1]["error"]["param"] == param
+    assert (await twin.ok(f"{TEXT}/render", text([[99_999]])))[0]["token_ids"] == [99_999]
+
+
 async def test_answers_carry_a_request_id(twin: Client) -> None:
     async with twin.session.get(twin.url + "/health", headers={"X-Request-Id": "seen"}) as answer:
         assert answer.headers["x-request-id"] == "seen"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxgate.compression import layout
+from ctxgate.compression.expressions import Expression
+from ctxgate.compression.growth import FLOOR
 from ctxgate.compression.moved import HEADING, PLACEHOLDER
-from ctxgate.compression.notes import FLOOR
 from ctxgate.compression.policy import Level, Policy
 from ctxgate.compression.validity import Invalid
 from ctxgate.compression.volatile import VolatileKind
@@ -34,7 +34,7 @@ TRAJECTORIES = Path(__file__).parents[3] / "shared" / "trajectories"
 POLICY = Policy(
     Level.DECLARED,
     kinds=frozenset({VolatileKind.CLOCK, VolatileKind.UUID}),
-    patterns=(re.compile(r"mood (?P<value>\S+)"),),
+    patterns=(Expression.compile(r"mood (?P<value>\S+)"),),
 )
 PLAN = Plan("tiny")
 VOLATILE = {"ctxgate": {"stability": "volatile"}}
@@ -224,6 +224,7 @@ PLAYED = """
 import hashlib, json, sys
 from ctxgate.compression.policy import Level, Policy
 from ctxgate.compression.volatile import VolatileKind
+from ctxgate.compression.expressions import Expression
 from support.forms import Process
 process = Process(policy=Policy(Level.DECLARED, kinds=frozenset(VolatileKind)))
 digest = hashlib.sha256()

@@ -76,13 +76,16 @@ class Process:
         """The same, after the checker has seen it. Raises `Invalid`."""
         result = self.result(raw)
         out = b"".join(wire.splice(raw, result.edits))
-        self.check(raw, out, result.moved)
+        self.check(raw, out, result.moved, added=result.added)
         return out
 
-    def check(self, raw: bytes, out: bytes, moved: Sequence[Passage] = ()) -> None:
-        """What the gateway checks before it sends `out` instead of `raw`. Raises `Invalid`."""
+    def check(self, raw: bytes, out: bytes, moved: Sequence[Passage] = (), *, added: int = 2**20) -> None:
+        """What the gateway checks before it sends `out` instead of `raw`. Raises `Invalid`.
+
+        `added`: bytes that the plan declares to add; any length passes where nothing is said of them.
+        """
         before, after = (self._side(text) for text in (raw, out))
-        check_length(before.prompt, after.prompt, notes=self.policy.moves())
+        check_length(before.prompt, after.prompt, declared=added if self.policy.moves() else 0)
         if self.policy.moves():
             reordered = self.policy.level is Level.LEARNED
             check_same(*self.reverting.revert(before, after, moved, reordered=reordered))

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from ctxgate.gateway.app import Application
 from ctxgate.gateway.commands.serve import listen, make_server
-from ctxgate.gateway.config import Config, Key, Limits, Listen, Model, Pool, Replica, Team
+from ctxgate.gateway.config import Config, Context, Key, Limits, Listen, Model, Pool, Replica, Team
 from ctxgate.gateway.keys import digest
 from ctxgate.inference.rates import RateCard, Rates
 from support.client import CHAT, Answer, Wire, connected
@@ -58,6 +58,8 @@ def config(
     docs: bool = True,
     layout: str = "off",
     volatile: frozenset[VolatileKind] = frozenset(),
+    context: Context | None = None,
+    model: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
     """One pool over the given servers, one model, two teams of one organisation with a key each."""
     servers = tuple(Replica(f"standard-{index}", url) for index, url in enumerate(replicas))
@@ -67,11 +69,14 @@ def config(
         listen=Listen(),
         store=store,
         limits=limits or Limits(),
-        pools={"standard": Pool("standard", servers, RateCard(((RATES,),)), **{**PLAIN, **pool})},
-        models={MODEL: Model(MODEL, ("standard",), served_name)},
+        pools={"standard": Pool("standard", servers, **{"rates": RateCard(((RATES,),)), **PLAIN, **pool})},
+        models={MODEL: Model(MODEL, ("standard",), served_name, **model)},
         keys=(key, other),
         docs=docs,
-        teams={name: Team(name, "acme", layout, volatile) for name in ("alpha", "beta")},
+        teams={
+            name: Team(name, "acme", layout, volatile, context=context or Context("off"))
+            for name in ("alpha", "beta")
+        },
     )
 
 

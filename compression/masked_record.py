@@ -1,0 +1,76 @@
+"""From what masking decided to the record that makes it hold for every later request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression.carriers import notice
+from ctxgate.compression.compaction import Compaction
+from ctxgate.compression.masking import Masking, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ctxgate.compression.ask import Text
+
+BY: Final = "masking"
+SPLIT_BYTES_PER_TOKEN: Final = 3
+"""Bytes that a cut text may have for each token it is allowed: few enough for any text but the oddest."""
+
+
+def masking_of(record: Compaction | None) -> Masking:
+    """An earlier record as the masking that a later one builds on."""
+    if record is None:
+        return Masking((), (), (), 0, fits=True)
+    split = tuple(Split(at, limit // SPLIT_BYTES_PER_TOKEN) for at, limit in record.split)
+    return Masking(record.masked, record.ranges, split, record.tokens, fits=True)
+
+
+def masked_record(
+    masking: Masking,
+    before: Compaction | None,
+    messages: Sequence[Text],
+    hashes: Sequence[bytes],
+    reference: Callable[[bytes], str],
+    *,
+    reason: str,
+    tokens: int,
+) -> Compaction | None:
+    """The record of a masking; None where it adds nothing to the one before.
+
+    `messages` are the client's, with the chain hash after each. `tokens` is the length that it leaves.
+    """
+    old = {} if before is None else dict(before.split)
+    split = tuple((each.at, _limit(each, old.get(each.at))) for each in masking.split)
+    dropped = tuple((each.start, each.stop) for each in masking.dropped)
+    if before is not None and (dropped, masking.masked, split) == (
+        before.dropped,
+        before.masked,
+        before.split,
+    ):
+        return None
+    reach = [*(stop for _, stop in dropped), *(at + 1 for at in masking.masked), *(at + 1 for at, _ in split)]
+    if not reach:
+        return None
+    covers = max(*reach, 0 if before is None else before.covers)
+    anchor = hashes[covers - 1]
+    name = reference(anchor)
+    gone = [messages[at] for start, stop in dropped for at in range(start, stop)]
+    summary = before.carrier if before is not None and before.by != BY else b""
+    return Compaction(
+        anchor=anchor,
+        covers=covers,
+        dropped=dropped,
+        masked=masking.masked,
+        split=split,
+        carrier=notice(name, gone, summary) if dropped else b"",
+        reference=name if dropped else "",
+        reason=reason,
+        by=BY,
+        tokens=tokens,
+    )
+
+
+def _limit(split: Split, before: int | None) -> int:
+    limit = split.tokens * SPLIT_BYTES_PER_TOKEN
+    return limit if before is None else min(limit, before)

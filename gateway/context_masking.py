@@ -1,0 +1,82 @@
+"""Masking for one request: the sizes of its messages, and which of them stay whole."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression.cut import pinned
+from ctxgate.compression.masked_record import masking_of
+from ctxgate.compression.masking import mask
+from ctxgate.compression.said import Said, read_said
+from ctxgate.gateway.context_lengths import size_of_tools
+from ctxgate.inference.lengths import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ctxgate.compression.ask import Text
+    from ctxgate.compression.dialects.chat import Facts
+    from ctxgate.compression.masking import Masking
+    from ctxgate.gateway.context_lengths import Lengths
+    from ctxgate.gateway.context_turn import Turn
+
+BIG_BYTES: Final = 2**18
+"""Bodies above it are looked at in a thread."""
+
+_KEPT_SHARE: Final = 4  # of the tail that is kept, for notes and the results of sticky tools
+
+
+def message_tokens(turn: Turn, lengths: Lengths) -> list[int]:
+    """The tokens of each of the client's messages, in the measure of the whole prompt."""
+    calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
+    return [
+        math.ceil(calibration.tokens(size) * scale)
+        for size in lengths.sizes(turn.facts, turn.laid.items("messages"))
+    ]
+
+
+def other_tokens(turn: Turn, lengths: Lengths) -> int:
+    """Tokens of what is no message of the client: the tools, and an earlier compaction's carrier."""
+    size = size_of_tools(turn.laid)
+    if turn.record is not None:
+        size = size.plus(measure(turn.record.carrier))
+    return math.ceil(lengths.of(turn.model.name).tokens(size) * turn.scale(lengths))
+
+
+def keep_of(turn: Turn, tokens: Sequence[int], facts: Sequence[Facts]) -> set[int]:
+    """The messages that stay whole beside those that always do: see `cut.pinned`.
+
+    `facts` are those of the client's messages, marks included.
+    """
+    sticky = turn.context.sticky_tools
+    said = [_said(each, turn.messages[at], sticky=bool(sticky)) for at, each in enumerate(facts)]
+    return pinned(said, tokens, sticky=sticky, ceiling=turn.context.tail_tokens // _KEPT_SHARE)
+
+
+def _said(facts: Facts, message: Text, *, sticky: bool) -> Said:
+    """As much of a message as a pin depends on; only few are decoded."""
+    if facts.marked or (sticky and facts.calls):
+        return read_said(message)
+    return Said(facts.role, answers=facts.answers)
+
+
+async def masked(
+    turn: Turn, lengths: Lengths, facts: Sequence[Facts], target: int, tail_tokens: int
+) -> Masking:
+    """What is masked, dropped and cut for a prompt of about `target` tokens. `facts`: see `keep_of`."""
+    tokens = message_tokens(turn, lengths)
+    room = max(target - other_tokens(turn, lengths), 1)
+
+    def work() -> Masking:
+        return mask(
+            turn.facts,
+            tokens,
+            target=room,
+            tail_tokens=tail_tokens,
+            keep=keep_of(turn, tokens, facts),
+            before=masking_of(turn.record),
+        )
+
+    return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()

@@ -1,0 +1,176 @@
+"""One request on its way through the context stage, and what of it is needed once it is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ctxgate.compression.compaction import edits_of, texts_of
+from ctxgate.compression.validity import Invalid, check_cut
+from ctxgate.gateway.context_lengths import (
+    KNOWN_SPREAD,
+    UNKNOWN_SPREAD,
+    Estimate,
+    size_of_tools,
+    total,
+)
+from ctxgate.inference import wire
+from ctxgate.inference.lengths import NOTHING, Measure, measure
+from ctxgate.inference.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from msgspec import Raw
+
+    from ctxgate.compression.compaction import Compaction, Ranges, ShapingMemory
+    from ctxgate.compression.dialects.chat import Facts, Views
+    from ctxgate.compression.plan import PlanEdit
+    from ctxgate.gateway.config import Context, Model, Pool
+    from ctxgate.gateway.context_lengths import Lengths, Tokenizers
+    from ctxgate.gateway.context_level import Mode
+    from ctxgate.gateway.context_terms import Known
+    from ctxgate.gateway.flow import Identified
+    from ctxgate.inference.wire import Body, Edit
+
+_RECORD_SPREAD: Final = 0.1  # of an estimate from all messages of a conversation that was measured
+NO_RANGES: Final[Ranges] = ()
+_LEAST_SCALE, _MOST_SCALE = 0.5, 2.0
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is known of a request. `facts`, `hashes` and `messages` are those of the client's messages.
+
+    `laid` is the body that came into the stage, `body` the one that goes out. `record` is the compaction
+    that it goes out under, `known` what is known of the conversation before it. `said` is the size of the
+    messages and tools that go out, `estimate` their length in tokens, of which `arriving` were not sent
+    before. `shown`: by index, messages that go out in another text whatever the record is; they may make the
+    prompt longer by `added` bytes. `frozen`: what is decided now can be kept for later requests.
+    `client_tokens` estimates the client's own prompt where another one goes out.
+    """
+
+    identified: Identified
+    pool: Pool
+    model: Model
+    context: Context
+    mode: Mode
+    tenant: str
+    facts: Sequence[Facts]
+    hashes: Sequence[bytes]
+    root: bytes
+    laid: Body
+    reference: Callable[[bytes], str]
+    known: Known | None = None
+    record: Compaction | None = None
+    body: Body = field(init=False)
+    said: Measure = NOTHING
+    estimate: Estimate = Estimate(0, 0)  # noqa: RUF009 - immutable
+    arriving: int = 0
+    frozen: bool = True
+    shown: dict[int, bytes] = field(default_factory=dict)
+    added: int = 0
+    client_tokens: int | None = None
+    texts: Mapping[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.body = self.laid
+
+    @property
+    def messages(self) -> Sequence[Raw]:
+        """The client's messages, as they came."""
+        return self.identified.inbound.messages
+
+    def put(self, record: Compaction | None, views: Views, memory: ShapingMemory) -> None:
+        """Apply a record, and what is `shown`. Raises `Invalid` where the result must not be sent."""
+        if record is None and not self.shown:
+            self.record, self.body, self.texts = None, self.laid, {}
+            return
+        laid = self.laid.items("messages")
+        spans = wire.array_spans(self.laid, "messages")
+        if spans is None:
+            raise Invalid("hidden")
+        texts, dropped, carrier = dict(self.shown), NO_RANGES, b""
+        try:
+            if record is not None:
+                dropped, carrier = record.dropped, record.carrier
+                texts |= texts_of(record, laid, self.facts, self.reference, memory)
+            body = _edited(self.laid, edits_of(spans, dropped, carrier, texts), dropped=bool(dropped))
+        except ValueError as error:
+            raise Invalid("json") from error
+        check_cut(
+            views.messages(self.tenant, laid),
+            views.messages(self.tenant, body.items("messages")),
+            dropped,
+            texts.keys(),
+            carried=bool(dropped),
+            added=self.added,
+        )
+        self.record, self.body, self.texts = record, body, texts
+
+    async def measure(self, lengths: Lengths, tokenizers: Tokenizers) -> None:
+        """Estimate the length of what goes out."""
+        known, calibration = self.known, lengths.of(self.model.name)
+        if known is not None and known.record == self.record:
+            facts = self.facts[known.length :]
+            messages = self.laid.items("messages")[known.length :]
+            size = total(self._sizes(lengths, known.length))
+            counted = await tokenizers.count(self.model, facts, messages)
+            self.arriving = calibration.tokens(size) if counted is None else counted
+            self.said = known.said.plus(size)
+            tokens = known.tokens + self.arriving
+            spread = KNOWN_SPREAD * tokens + UNKNOWN_SPREAD * self.arriving
+            self.estimate = Estimate(tokens, round(spread))
+            return
+        self.said = self._said(lengths)
+        tokens, share = calibration.tokens(self.said), UNKNOWN_SPREAD
+        self.arriving = tokens
+        if known is not None and known.tokens:
+            scale = known.tokens / max(calibration.tokens(known.said), 1)
+            tokens = round(tokens * min(max(scale, _LEAST_SCALE), _MOST_SCALE))
+            new = calibration.tokens(total(self._sizes(lengths, known.length)))
+            self.arriving, share = min(new, tokens), _RECORD_SPREAD
+        self.estimate = Estimate(tokens, round(share * tokens))
+
+    def _sizes(self, lengths: Lengths, start: int = 0) -> list[Measure]:
+        """The sizes of the messages from `start` on, as they go out where they do."""
+        sizes = lengths.sizes(self.facts[start:], self.laid.items("messages")[start:])
+        for at, text in self.texts.items():
+            if at >= start:
+                sizes[at - start] = measure(text)
+        return sizes
+
+    def _said(self, lengths: Lengths) -> Measure:
+        """The size of all that goes out."""
+        said = size_of_tools(self.laid)
+        if self.record is None:
+            return said.plus(total(self._sizes(lengths)))
+        gone = self.record.gone()
+        kept = (size for at, size in enumerate(self._sizes(lengths)) if at not in gone)
+        return said.plus(measure(self.record.carrier)).plus(total(kept))
+
+    def told(self) -> str | None:
+        """The compaction as the client is told of it."""
+        record = self.record
+        if record is None:
+            return None
+        masked = len(record.masked) + len(record.split)
+        return f"{record.by}; reason={record.reason}; left_out={len(record.gone())}; shortened={masked}"
+
+    def scale(self, lengths: Lengths) -> float:
+        """Tokens of this prompt for each one that the calibration gives."""
+        return self.estimate.tokens / max(lengths.of(self.model.name).tokens(self.said), 1)
+
+
+class Shaped(Record, frozen=True):
+    """The body to go on with, what was changed in it, and what is needed once it is answered."""
+
+    body: Body
+    reasons: tuple[PlanEdit, ...] = ()
+    turn: Turn | None = None
+
+
+def _edited(body: Body, edits: Sequence[Edit], *, dropped: bool) -> Body:
+    """The body after edits. Raises ValueError where it is no JSON object any more."""
+    after = None if dropped else wire.rewritten(body, edits)
+    return wire.parse(b"".join(wire.splice(body.raw, edits))) if after is None else after

@@ -1,0 +1,173 @@
+"""The archive in the ledger's SQLite file: compressed, written by its writer, read beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import zstandard
+
+from ctxgate.gateway.archive import Original
+from ctxgate.gateway.ledger import LedgerClosed, LedgerUnavailable
+from ctxgate.gateway.stores.schema import connect_read_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from ctxgate.gateway.stores.writer import Writer
+
+T = TypeVar("T")
+Packed: TypeAlias = "tuple[str, bytes, int]"
+"""An original's id, its compressed bytes, and the length of those that came."""
+
+AT_A_TIME: Final = 512 * 2**10  # compressed bytes per transaction, so that no settlement waits long
+_LEVEL: Final = 3
+_KEEP: Final = """
+INSERT INTO archive (tenant, id, body, size, kept_us) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (tenant, id) DO UPDATE SET kept_us = max(kept_us, excluded.kept_us)
+"""
+_USE: Final = "INSERT OR IGNORE INTO archive_uses (tenant, task, conversation, id) VALUES (?, ?, ?, ?)"
+_GET: Final = "SELECT body, size FROM archive WHERE tenant = ? AND id = ?"
+_OF_CONVERSATION: Final = """
+SELECT id, body, size FROM archive JOIN (
+    SELECT id, min(seq) AS seq FROM archive_uses WHERE tenant = ?1 AND conversation = ?2 GROUP BY id
+) USING (id) WHERE tenant = ?1 ORDER BY seq
+"""
+_OF_TASK: Final = "SELECT count(DISTINCT id) FROM archive_uses WHERE tenant = ? AND task = ?"
+_DELETE_UNSHARED: Final = """
+DELETE FROM archive WHERE tenant = ?1 AND id IN (
+    SELECT id FROM archive_uses WHERE tenant = ?1 AND task = ?2
+) AND NOT EXISTS (
+    SELECT 1 FROM archive_uses AS other WHERE other.tenant = ?1 AND other.id = archive.id AND other.task <> ?2
+)
+"""
+_DELETE_USES: Final = "DELETE FROM archive_uses WHERE tenant = ? AND task = ?"
+_EXPIRED: Final = "SELECT tenant, id FROM archive WHERE kept_us < ? ORDER BY kept_us LIMIT ?"
+
+
+class SqliteArchive:
+    """`Archive` on the ledger's file. Reads never wait for the writer."""
+
+    def __init__(self, path: Path, writer: Writer, *, busy_timeout_s: float) -> None:
+        self._path = path
+        self._writer = writer
+        self._connection = connect_read_only(path, busy_timeout_s=busy_timeout_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="archive")
+        self._closed = False
+
+    async def keep(
+        self, tenant: str, task: str, items: Mapping[str, bytes], now_us: int, conversation: bytes = b""
+    ) -> None:
+        """See `Archive.keep`."""
+        self._refuse_if_closed()
+        packed = await asyncio.to_thread(_packed, items)
+        for part in _parts(packed):
+            step = partial(
+                _keep, tenant=tenant, task=task, conversation=conversation, items=part, now_us=now_us
+            )
+            await self._written(step)
+
+    async def get(self, tenant: str, id_: str) -> bytes | None:
+        """See `Archive.get`."""
+        rows = await self._read(partial(_rows, self._connection, _GET, (tenant, id_)))
+        return rows[0][-1] if rows else None
+
+    async def of_conversation(self, tenant: str, conversation: bytes) -> list[Original]:
+        """See `Archive.of_conversation`."""
+        if not conversation:
+            return []
+        query = partial(_rows, self._connection, _OF_CONVERSATION, (tenant, conversation))
+        return [Original(id_, body) for id_, body in await self._read(query)]
+
+    async def delete(self, tenant: str, task: str) -> int:
+        """See `Archive.delete`."""
+        return await self._written(partial(_delete, tenant=tenant, task=task))
+
+    async def expire(self, kept_before_us: int, limit: int) -> int:
+        """See `Archive.expire`."""
+        return await self._written(partial(_expire, kept_before_us=kept_before_us, limit=limit))
+
+    def close(self) -> None:
+        """End the reading thread and its connection. Blocks; the writer is closed by its owner."""
+        self._closed = True
+        self._thread.shutdown()
+        self._connection.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise LedgerClosed(f"{self._path}: closed")
+
+    async def _written(self, step: Callable[[sqlite3.Connection], T]) -> T:
+        self._refuse_if_closed()
+        try:
+            return await asyncio.wrap_future(self._writer.call(step))
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from error
+
+    async def _read(self, query: Callable[[], T]) -> T:
+        self._refuse_if_closed()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, query)
+        except (sqlite3.Error, zstandard.ZstdError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> LedgerUnavailable:
+        return LedgerUnavailable(f"{self._path}: {type(error).__name__}: {error}")
+
+
+def _packed(items: Mapping[str, bytes]) -> list[Packed]:
+    compressor = zstandard.ZstdCompressor(_LEVEL)
+    return [(id_, compressor.compress(body), len(body)) for id_, body in items.items()]
+
+
+def _parts(packed: Sequence[Packed]) -> Iterator[list[Packed]]:
+    part: list[Packed] = []
+    size = 0
+    for each in packed:
+        if part and size + len(each[1]) > AT_A_TIME:
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += len(each[1])
+    if part:
+        yield part
+
+
+def _keep(
+    connection: sqlite3.Connection,
+    *,
+    tenant: str,
+    task: str,
+    conversation: bytes,
+    items: Sequence[Packed],
+    now_us: int,
+) -> None:
+    connection.executemany(_KEEP, ((tenant, id_, body, size, now_us) for id_, body, size in items))
+    connection.executemany(_USE, ((tenant, task, conversation, id_) for id_, _, _ in items))
+
+
+def _rows(connection: sqlite3.Connection, query: str, values: tuple[object, ...]) -> list[tuple[str, bytes]]:
+    """Whatever precedes an original in each row, and the original."""
+    decompressor = zstandard.ZstdDecompressor()
+    rows = connection.execute(query, values).fetchall()
+    return [
+        ("".join(before), decompressor.decompress(body, max_output_size=size)) for *before, body, size in rows
+    ]
+
+
+def _delete(connection: sqlite3.Connection, *, tenant: str, task: str) -> int:
+    count: int = connection.execute(_OF_TASK, (tenant, task)).fetchone()[0]
+    connection.execute(_DELETE_UNSHARED, (tenant, task))
+    connection.execute(_DELETE_USES, (tenant, task))
+    return count
+
+
+def _expire(connection: sqlite3.Connection, *, kept_before_us: int, limit: int) -> int:
+    expired = connection.execute(_EXPIRED, (kept_before_us, limit)).fetchall()
+    connection.executemany("DELETE FROM archive WHERE tenant = ? AND id = ?", expired)
+    connection.executemany("DELETE FROM archive_uses WHERE tenant = ? AND id = ?", expired)
+    return len(expired)
