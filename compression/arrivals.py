@@ -49,7 +49,7 @@ _AS_IT_CAME: Final = b""
 _FORM: Final = msgspec.json.Decoder(list[tuple[int, str]])
 
 Slot: TypeAlias = "tuple[bytes, bytes, int]"
-"""A result: its conversation's first user message, what it says, and how many equal ones precede it."""
+"""A result: whose conversation it is and how that begins, what it says, how many equal ones precede it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ def arrivals(
     facts: Sequence[Facts],
     policy: ArrivalPolicy,
     memory: ArrivalsMemory,
+    tenant: str,
     reference: Callable[[bytes], str],
     laid: Sequence[Text] | None = None,
 ) -> Asking[Arrived]:
@@ -129,15 +130,17 @@ def arrivals(
     of what it says (`Facts.lasting`), within the tenant. Where much has arrived, `arriving`, `shorten` and
     `settled` do the same in steps, of which `shorten` may run in a thread.
     """
-    found = arriving(messages, facts, memory)
+    found = arriving(messages, facts, memory, tenant)
     forms = shorten(messages, facts, policy, found, reference) if found.fresh else {}
     return (yield from settled(messages, facts, found, forms, memory, reference, laid))
 
 
-def arriving(messages: Sequence[Text], facts: Sequence[Facts], memory: ArrivalsMemory) -> Arriving:
+def arriving(
+    messages: Sequence[Text], facts: Sequence[Facts], memory: ArrivalsMemory, tenant: str
+) -> Arriving:
     """Which results may have a decision, or need one. Looks up each large result, and reads no text."""
     last = max((at for at, each in enumerate(facts) if each.role == "assistant"), default=-1)
-    first = next((each.lasting for each in facts if each.role == "user"), b"")
+    first = tenant.encode() + b"\0" + next((each.lasting for each in facts if each.role == "user"), b"")
     seen: Counter[bytes] = Counter()
     known: dict[int, bytes] = {}
     unknown: dict[int, Slot] = {}
@@ -216,7 +219,7 @@ def key_of(slot: Slot) -> bytes:
     """The key under which the decision on a result is kept."""
     first, says, number = slot
     name = blake2b(digest_size=DIGEST_BYTES, person=b"ctxgate arrival")
-    name.update(len(first).to_bytes(1, "big") + first + says + number.to_bytes(4, "big"))
+    name.update(len(first).to_bytes(4, "big") + first + says + number.to_bytes(4, "big"))
     return name.digest()
 
 

@@ -23,10 +23,7 @@ from ctxgate.compression.chain import HASH_BYTES
 from ctxgate.compression.cut import Range, head_length, stands
 from ctxgate.compression.masking import masked_message
 from ctxgate.compression.recent import Recent
-from ctxgate.compression.said import read_said, with_text
-from ctxgate.compression.texts import MessageTexts
-from ctxgate.compression.tool_output import split_oversize
-from ctxgate.compression.user_rules import user_rules
+from ctxgate.compression.splitting import split_message
 from ctxgate.inference.record import Record
 from ctxgate.inference.wire import Edit
 
@@ -75,9 +72,24 @@ class Compaction(Record, frozen=True):
         """The indexes of the dropped messages."""
         return {at for start, stop in self.dropped for at in range(start, stop)}
 
-    def includes(self, other: Compaction) -> bool:
-        """Whether everything that the other one leaves out is left out here as well."""
-        return other.gone() <= self.gone() and {*other.masked} <= {*self.masked} | self.gone()
+    def with_others(self, other: Compaction) -> Compaction | None:
+        """This record with what the other one, made at the same time, masks and cuts beside it.
+
+        None where the other drops something that this one keeps: then it must not follow the other.
+        """
+        gone = self.gone()
+        if not other.gone() <= gone:
+            return None
+        masked = {*self.masked, *other.masked} - gone
+        split = {at: limit for at, limit in (*self.split, *other.split) if at not in gone | masked}
+        last = max(self, other, key=lambda record: record.covers)
+        return msgspec.structs.replace(
+            self,
+            anchor=last.anchor,
+            covers=last.covers,
+            masked=tuple(sorted(masked)),
+            split=tuple(sorted(split.items())),
+        )
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(
@@ -204,42 +216,6 @@ def _made(raw: Text, limit: int, reference: str, memory: ShapingMemory) -> bytes
         text = split_message(raw, limit, reference) if limit else masked_message(raw, reference)
         memory.texts.put(key, text)
     return text
-
-
-def split_message(raw: Text, limit: int, reference: str) -> bytes:
-    """A message whose texts have at most `limit` bytes together; each that is cut keeps its two ends.
-
-    A user's rules that are cut away follow at its end, in as many bytes again. Raises ValueError for what is
-    no message.
-    """
-    message = MessageTexts.read(raw)
-    texts = [] if message is None else list(message.texts())
-    if message is None or not texts:
-        said = read_said(raw)
-        cut = split_oversize(said.text, limit, reference)
-        return with_text(raw, cut + _lost_rules(said.role, said.text, cut, limit))
-    role = read_said(raw).role
-    left, waiting = limit, len(texts)
-    for at, text in sorted(texts, key=lambda each: len(each[1].encode())):
-        size, room = len(text.encode()), left // waiting
-        if size > room:
-            cut = split_oversize(text, room, reference)
-            message.put(at, cut + _lost_rules(role, text, cut, room))
-            size = len(cut.encode())
-        left, waiting = max(left - size, 0), waiting - 1
-    return message.raw()
-
-
-def _lost_rules(role: str, text: str, cut: str, room: int) -> str:
-    """The rules of a user's text that are no longer in it, the first ones in so many bytes."""
-    lost: list[str] = []
-    for rule in user_rules(text) if role == "user" else ():
-        if rule not in cut:
-            room -= len(rule.encode("utf-8", "replace"))
-            if room < 0:
-                break
-            lost.append(f"\n- {rule}")
-    return "".join(lost)
 
 
 def edits_of(

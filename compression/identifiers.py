@@ -19,7 +19,21 @@ from ctxgate.compression.identifier_ranking import best_first
 from ctxgate.compression.identifier_types import Found, Identifier, IdentifierKind
 from ctxgate.compression.user_rules import user_rules
 
-__all__ = ("Block", "Found", "Identifier", "IdentifierKind", "block", "collected", "found_in")
+__all__ = (
+    "TITLE",
+    "Block",
+    "Found",
+    "Identifier",
+    "IdentifierKind",
+    "block",
+    "collected",
+    "commands",
+    "error_lines",
+    "estimated_tokens",
+    "found_in",
+    "readable",
+    "rules_block",
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ctxgate.compression.carriers import notice
 from ctxgate.compression.compaction import Compaction
 from ctxgate.compression.masking import Masking, Split
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,15 +15,26 @@ if TYPE_CHECKING:
     from ctxgate.compression.ask import Text
 
 BY: Final = "masking"
-SPLIT_BYTES_PER_TOKEN: Final = 3
-"""Bytes that a cut text may have for each token it is allowed: few enough for any text but the oddest."""
+BYTES_PER_TOKEN: Final = 3.0
+"""Bytes that a cut text may have for each token it is allowed, where nothing was measured."""
 
 
-def masking_of(record: Compaction | None) -> Masking:
+class Made(Record, frozen=True):
+    """Why a masking was made, and the length in tokens that it left.
+
+    A cut text may have `bytes_per_token` for each token it is allowed.
+    """
+
+    reason: str
+    tokens: int
+    bytes_per_token: float = BYTES_PER_TOKEN
+
+
+def masking_of(record: Compaction | None, bytes_per_token: float = BYTES_PER_TOKEN) -> Masking:
     """An earlier record as the masking that a later one builds on."""
     if record is None:
         return Masking((), (), (), 0, fits=True)
-    split = tuple(Split(at, limit // SPLIT_BYTES_PER_TOKEN) for at, limit in record.split)
+    split = tuple(Split(at, round(limit / bytes_per_token)) for at, limit in record.split)
     return Masking(record.masked, record.ranges, split, record.tokens, fits=True)
 
 
@@ -32,16 +44,14 @@ def masked_record(
     messages: Sequence[Text],
     hashes: Sequence[bytes],
     reference: Callable[[bytes], str],
-    *,
-    reason: str,
-    tokens: int,
+    made: Made,
 ) -> Compaction | None:
     """The record of a masking; None where it adds nothing to the one before.
 
-    `messages` are the client's, with the chain hash after each. `tokens` is the length that it leaves.
+    `messages` are the client's, with the chain hash after each.
     """
     old = {} if before is None else dict(before.split)
-    split = tuple((each.at, _limit(each, old.get(each.at))) for each in masking.split)
+    split = tuple((each.at, _limit(each, old.get(each.at), made.bytes_per_token)) for each in masking.split)
     dropped = tuple((each.start, each.stop) for each in masking.dropped)
     if before is not None and (dropped, masking.masked, split) == (
         before.dropped,
@@ -65,12 +75,12 @@ def masked_record(
         split=split,
         carrier=notice(name, gone, summary) if dropped else b"",
         reference=name if dropped else "",
-        reason=reason,
+        reason=made.reason,
         by=BY,
-        tokens=tokens,
+        tokens=made.tokens,
     )
 
 
-def _limit(split: Split, before: int | None) -> int:
-    limit = split.tokens * SPLIT_BYTES_PER_TOKEN
+def _limit(split: Split, before: int | None, bytes_per_token: float) -> int:
+    limit = int(split.tokens * bytes_per_token)
     return limit if before is None else min(limit, before)

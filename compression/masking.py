@@ -2,8 +2,9 @@
 
 First the oldest tool results give way to one constant line with a reference, then the oldest rounds are
 dropped, then the results inside the newest rounds are masked, and at last the longest texts lose their
-middle. Every step stops as soon as the prompt fits. What one request masked or dropped stays masked or
-dropped for the ones after it, so that each of them extends the one before.
+middle, the first task and what is to stay after all others. Every step stops as soon as the prompt fits. What
+one request masked or dropped stays masked or dropped for the ones after it, so that each of them extends the
+one before.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Masking:
 
     Where something was dropped, one user message with `notice_text` stands in place of the first range.
 
-    It does not fit only where what may never be touched (the leading messages, tool calls, and
-    `LEAST_SPLIT_TOKENS` of every text that remains) is larger than the target.
+    It does not fit only where what may never be touched (the leading messages, and `LEAST_SPLIT_TOKENS` of
+    every message that remains) is larger than the target.
     """
 
     masked: tuple[int, ...]
@@ -86,12 +87,15 @@ def mask(
     tail_tokens: int = 0,
     keep: Collection[int] = (),
     before: Masking = NOTHING,
+    limit: int | None = None,
 ) -> Masking:
     """Decide what is masked, dropped and cut so that the prompt has at most `target` tokens.
 
-    `tokens` holds the size of each message, `keep` the messages that stay whole as long as anything else
-    can give way, `tail_tokens` the end that does. `before` is what an earlier request of the same
-    conversation decided: all of it stays. A round that waits for a result is never dropped.
+    `limit` is what it must not be longer than (default: the target): of the end that is kept, of what is to
+    stay whole and of the middle of texts, no more gives way than that needs. `tokens` holds the size of each
+    message, `keep` the messages that stay whole as long as anything else can give way, `tail_tokens` the end
+    that does. `before` is what an earlier request of the same conversation decided: all of it stays. A round
+    that waits for a result is never dropped.
     """
     work = _Work(messages, tokens, target, before)
     parts = units(messages)
@@ -103,10 +107,13 @@ def mask(
     new = [part for part in parts if part.start >= max(tail, head)]
     work.mask_results(old, firm)
     work.drop(old, firm)
+    work.target = max(target, limit or 0)
     work.mask_results(new[:-1], firm)
     work.drop(new[:-1], firm)
     work.mask_results(old, frozenset())
     work.drop(old, frozenset(users[:1] + users[-1:]))
+    firm = {*keep, *users[:1]}
+    work.split([at for at in range(head, len(messages)) if at not in firm], where_enough=True)
     work.split(range(head, len(messages)))
     return work.result()
 
@@ -117,7 +124,7 @@ class _Work:
     ) -> None:
         self._messages = messages
         self._sizes = list(tokens)
-        self._target = target
+        self.target = target
         self._masked = set(before.masked)
         self._gone = {at for each in before.dropped for at in range(each.start, each.stop)}
         self._cuts = {each.at: each.tokens for each in before.split}
@@ -133,7 +140,7 @@ class _Work:
         """Mask the results in these units, oldest first."""
         for part in parts:
             for at in range(part.start, part.stop):
-                if self._total <= self._target:
+                if self._total <= self.target:
                     return
                 if self._messages[at].role != "tool" or at in firm or self._sizes[at] <= MASK_TOKENS:
                     continue
@@ -144,7 +151,7 @@ class _Work:
     def drop(self, parts: Iterable[Unit], firm: Collection[int]) -> None:
         """Drop these units, oldest first."""
         for part in parts:
-            if self._total <= self._target:
+            if self._total <= self.target:
                 return
             inside = range(part.start, part.stop)
             if part.open or part.start in self._gone or any(at in firm for at in inside):
@@ -155,13 +162,20 @@ class _Work:
                 self._resize(at, 0)
             self._gone.update(inside)
 
-    def split(self, indexes: Iterable[int]) -> None:
-        """Cut the longest texts to one common size that makes the whole fit."""
-        if self._total <= self._target:
+    def split(self, indexes: Iterable[int], *, where_enough: bool = False) -> None:
+        """Cut the longest texts to one common size that makes the whole fit.
+
+        Where even the least size is not enough, they are cut to that, or with `where_enough` not at all.
+        """
+        if self._total <= self.target:
             return
         able = [at for at in indexes if self._can_be_cut(at)]
-        rest = self._target - (self._total - sum(self._sizes[at] for at in able))
-        size = max(_common_size([self._sizes[at] for at in able], rest), LEAST_SPLIT_TOKENS)
+        rest = self.target - (self._total - sum(self._sizes[at] for at in able))
+        size = _common_size([self._sizes[at] for at in able], rest)
+        if size < LEAST_SPLIT_TOKENS:
+            if where_enough:
+                return
+            size = LEAST_SPLIT_TOKENS
         for at in able:
             if self._sizes[at] > size:
                 self._resize(at, size)
@@ -170,11 +184,10 @@ class _Work:
     def result(self) -> Masking:
         masked = tuple(sorted(self._masked - self._gone))
         split = tuple(Split(at, size) for at, size in sorted(self._cuts.items()) if at not in self._gone)
-        return Masking(masked, _joined(self._gone), split, self._total, self._total <= self._target)
+        return Masking(masked, _joined(self._gone), split, self._total, self._total <= self.target)
 
     def _can_be_cut(self, at: int) -> bool:
-        facts = self._messages[at]
-        return at not in self._gone and at not in self._masked and bool(facts.role) and not facts.calls
+        return at not in self._gone and at not in self._masked and bool(self._messages[at].role)
 
     def _resize(self, at: int, size: int) -> None:
         self._total += size - self._sizes[at]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ctxgate.inference.rates import Rates
 
 LEAST: Final = 0.35
-"""Relevance below which nothing is brought back (measured: docs/decisions/0014-recall.md)."""
+"""Relevance below which nothing is brought back (measured: docs/decisions/0017-recall.md)."""
 
 CALL_OUTPUT: Final = 100
 """Output tokens of a call that fetches something."""
@@ -47,7 +47,8 @@ class Gate:
 
     `rates`: those of the pool; None where they are not known, and then relevance alone decides.
     `requests`: how many more are expected to carry the passage; `length`: of the prompt, in tokens.
-    `held`: whether the prompt has a text already.
+    `held`: whether the prompt has a text already. `without`: ids of messages that are not quoted, such as
+    the one that asks.
     """
 
     rates: Rates | None = None
@@ -55,6 +56,7 @@ class Gate:
     length: int = 0
     held: Callable[[str], bool] = field(default=lambda _: False)
     least: float = LEAST
+    without: frozenset[str] = frozenset()
 
     def passes(self, text: str, relevance: float) -> bool:
         """Whether a passage is worth its place."""

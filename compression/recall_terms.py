@@ -15,8 +15,9 @@ LONGEST: Final = 200
 _IDEOGRAPHS: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _RUN: Final = re.compile(
     rf"[{_IDEOGRAPHS}]++"
-    rf"|(?:(?<![^\s\"'`(<=,])[.~]{{0,2}}/)?[^\W{_IDEOGRAPHS}]++(?:[./:\\@#+~$-]{{1,2}}[^\W{_IDEOGRAPHS}]++){{0,40}}+"
+    rf"|(?:[$#@\u20ac\u00a3]|(?<![^\s\"'`(<=,])[.~]{{0,2}}/)?[^\W{_IDEOGRAPHS}]++(?:[./:\\@#+~$-]{{1,2}}[^\W{_IDEOGRAPHS}]++){{0,40}}+"
 )
+_SIGNS: Final = "$#@\u20ac\u00a3"  # they may stand before a run: a price, an issue, a mention
 _SEPARATORS: Final = re.compile(r"[./:\\@#+~$-]+")
 _SLASHES: Final = re.compile(r"[/\\]+")
 _HUMP: Final = re.compile(r"\d+|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
@@ -89,7 +90,7 @@ def _structure(run: str) -> tuple[str, list[str]]:
         if len(words) < 2:
             return _stem(whole), []
         return whole, [_stem(word) for word in words if len(word) > 1]
-    parts: dict[str, None] = {}
+    parts: dict[str, None] = {whole.lstrip(_SIGNS): None}
     steps = _SLASHES.split(whole)
     for at in range(1, min(len(steps), _DEEPEST)):
         parts["/".join(steps[at:])] = None

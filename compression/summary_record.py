@@ -30,7 +30,7 @@ from ctxgate.compression.summary import fitted, framed, has_markup, is_record, l
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ctxgate.compression.identifiers import Identifier
+    from ctxgate.compression.identifiers import Found, Identifier
     from ctxgate.compression.summary import Summary
 
 OTHER_SCRIPT: Final = "language"
@@ -50,7 +50,8 @@ class RecordWork(msgspec.Struct, frozen=True):
     `dropped`: the messages it stands for; `source_bytes` is what they take in the prompt. `kept`: messages
     that stay beside it, whose exact strings it need not repeat. `task`: the first user message, where it is
     not among the dropped ones. `budget`: tokens of the whole text; only the user's rules may take more.
-    `answer`: a model's notes, None without a model; `cut`: they stop at the output limit.
+    `answer`: a model's notes, None without a model; `cut`: they stop at the output limit. `shortened`:
+    messages that stay without their middle, whose user's rules are written too.
     """
 
     dropped: list[bytes]
@@ -60,6 +61,7 @@ class RecordWork(msgspec.Struct, frozen=True):
     source_bytes: int
     answer: str | None = None
     cut: bool = False
+    shortened: list[bytes] = []
 
 
 class RecordText(msgspec.Struct, frozen=True):
@@ -87,7 +89,8 @@ def record_of(work: RecordWork) -> RecordText:
     told: list[str] = []
     # An earlier record that a client sends back is no word of its user's, and says nothing first-hand.
     said = [each for each in map(read_said, work.dropped) if not is_record(each.text)]
-    every = collected(enumerate(map(found_in, said)))
+    found = [*map(_rules_in, work.shortened), *map(found_in, said)]
+    every = collected(enumerate(found))
     rules = rules_block(every)
     budget = min(work.budget, work.source_bytes // _LEAST_SHRUNK)
     left = budget - estimated_tokens(rules)
@@ -106,6 +109,13 @@ def record_of(work: RecordWork) -> RecordText:
     if len(framed(text).encode()) >= work.source_bytes:
         return RecordText(None, by_model, [*told, LONGER])
     return RecordText(text, by_model, told)
+
+
+def _rules_in(message: bytes) -> list[Found]:
+    said = read_said(message)
+    if is_record(said.text):
+        return []
+    return [each for each in found_in(said) if each.kind is IdentifierKind.RULE]
 
 
 def _model_notes(

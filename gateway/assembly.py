@@ -7,6 +7,7 @@ import logging
 import secrets
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ctxgate.gateway.cache_salt import SECRET_BYTES, Salts, kept_secret
@@ -42,13 +43,7 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
     At the end everything in the background is waited for. Raises what the store raises: LedgerError,
     sqlite3.Error or OSError.
     """
-
-    def price(attempt: AttemptOpened, usage: Usage) -> Charge:
-        """The price of an attempt found open after a crash, at the rates of the day it was opened."""
-        day = datetime.fromtimestamp(attempt.opened_at_us / 1e6, UTC).date()
-        return rates.charge(usage, config.pools[attempt.pool].rates, day)
-
-    ledger = SqliteLedger(config.store, price=price)
+    ledger = SqliteLedger(config.store, price=partial(_price, config))
     crashed = list(await ledger.recover())
     if crashed:
         log.warning("settled %d attempts that a dead gateway process had left open", len(crashed))
@@ -59,11 +54,8 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
     telemetry = Telemetry()
     forms = Forms(ledger.forms)
     layout = LayoutStage(forms, lambda reason: telemetry.layout_dropped.labels(reason).inc())
-    recall = Recall(
-        ledger.archive,
-        RecallProcess(command(config.recall_model)),
-        lambda outcome: telemetry.recalls.labels(outcome).inc(),
-    )
+    process = RecallProcess(command(config.recall_model))  # nothing runs before it is needed
+    recall = Recall(ledger.archive, process, lambda outcome: telemetry.recalls.labels(outcome).inc())
     services = Services(
         config,
         keys,
@@ -92,3 +84,9 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
         await recall.close()
         await client.close()
         await ledger.close()
+
+
+def _price(config: Config, attempt: AttemptOpened, usage: Usage) -> Charge:
+    """The price of an attempt found open after a crash, at the rates of the day it was opened."""
+    day = datetime.fromtimestamp(attempt.opened_at_us / 1e6, UTC).date()
+    return rates.charge(usage, config.pools[attempt.pool].rates, day)

@@ -25,19 +25,12 @@ from ctxgate.compression.window import KEEP, Compact, Reason, decide, observed
 from ctxgate.compression.window import target as target_of
 from ctxgate.gateway.archive import reference_of
 from ctxgate.gateway.context_background import Compactor
-from ctxgate.gateway.context_lengths import (
-    Estimate,
-    Lengths,
-    Tokenizers,
-    Windows,
-    count_exactly,
-    size_of_tools,
-    total,
-)
+from ctxgate.gateway.context_lengths import Tokenizers, Windows, count_exactly
 from ctxgate.gateway.context_level import Mode
-from ctxgate.gateway.context_masking import masked, other_tokens
+from ctxgate.gateway.context_masking import made_of, masked
 from ctxgate.gateway.context_records import Records
 from ctxgate.gateway.context_shown import Shown
+from ctxgate.gateway.context_sizes import Estimate, Lengths, size_of_tools, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
 from ctxgate.gateway.context_turn import Shaped, Turn
 from ctxgate.gateway.flow import Surface
@@ -131,7 +124,7 @@ class ContextStage:
         reason = await self._too_long(turn) if refused is None else Reason.WINDOW
         if reason is not None:
             await self._mask(turn, reason, 0 if refused is None else refused[1])
-        if turn.record is not None:
+        if turn.record is not None or turn.shown:
             whole = total(self.lengths.sizes(turn.facts, laid.body.items("messages")))
             size = self.lengths.of(turn.model.name).tokens(whole.plus(size_of_tools(laid.body)))
             turn.client_tokens = round(size * turn.scale(self.lengths))
@@ -229,8 +222,8 @@ class ContextStage:
         return terms_of(turn.context, turn.pool, needs, known, now_us=now_us, background=background)
 
     def _state(self, turn: Turn, terms: Terms) -> Conversation:
-        length = max(turn.estimate.tokens - turn.arriving, 0)
-        return state_before(turn.known, terms, turn.record, length)
+        length = turn.estimate.tokens - (0 if turn.made else turn.arriving)
+        return state_before(turn.known, terms, turn.record, max(length, 0))
 
     async def _too_long(self, turn: Turn) -> Reason | None:
         """Why the prompt must be made shorter before it goes out; None where it need not."""
@@ -241,6 +234,7 @@ class ContextStage:
         if edge is not None and turn.estimate.is_near(edge):
             exact = await count_exactly(self._services, turn.pool, turn.model, turn.body)
             if exact is not None:
+                self.lengths.learn(turn.model.name, turn.said, exact)
                 turn.estimate = Estimate(exact, 0)
         length = turn.estimate.tokens
         if edge is not None and length >= edge:
@@ -265,19 +259,20 @@ class ContextStage:
         """Make the prompt fit without a model, and keep what was decided for later requests."""
         for _ in range(_TRIES):
             terms = self.terms(turn, turn.known, background=False)
-            wanted = target_of(terms)
-            for _ in range(1, refusals):
-                wanted = wanted * _SHORTER[0] // _SHORTER[1]
+            wanted, most = target_of(terms), terms.limits.hard_trigger()
+            if refusals:  # what was thought to fit did not
+                most = wanted
+            if refusals > 1:
+                most = wanted = wanted * _SHORTER[0] // _SHORTER[1]
             facts = self.views.messages(turn.tenant, turn.messages)
-            masking = await masked(turn, self.lengths, facts, wanted, terms.shape.tail)
+            masking = await masked(turn, self.lengths, facts, wanted, terms.shape.tail, most)
             record = masked_record(
                 masking,
                 turn.record,
                 turn.messages,
                 turn.hashes,
                 turn.reference,
-                reason=reason.value,
-                tokens=masking.tokens + other_tokens(turn, self.lengths),
+                made_of(turn, masking, self.lengths, reason),
             )
             if record is None:
                 return
@@ -305,6 +300,7 @@ class ContextStage:
             return other != before and await self._too_long(turn) is None
         turn.put(record, self.views, self._shaping)
         await turn.measure(self.lengths, self._tokenizers)
+        turn.made = True
         self.compactor.left_out(turn, record, before)
         return True
 

@@ -10,12 +10,12 @@ import msgspec
 
 from ctxgate.compression.compaction import Compaction, chosen, joined, newly_left_out
 from ctxgate.compression.cut import plan_cut
-from ctxgate.compression.masked_record import SPLIT_BYTES_PER_TOKEN, masked_record
+from ctxgate.compression.masked_record import masked_record
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.summary import carrier
 from ctxgate.compression.window import failed
 from ctxgate.gateway.context_level import Summarizer
-from ctxgate.gateway.context_masking import keep_of, masked, message_tokens, other_tokens
+from ctxgate.gateway.context_masking import keep_of, made_of, masked, message_tokens
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.gateway.summarizing import summarize
 from ctxgate.gateway.summary_work import SummaryWork
@@ -61,7 +61,7 @@ class Compactor:
         self._services = services
         self._summarize = written_by
         self._running: dict[bytes, asyncio.Task[None]] = {}
-        self._waits: Recent[bytes, int] = Recent(REMEMBERED_FAILURES)
+        self._waits: Recent[bytes, tuple[int, Compaction | None]] = Recent(REMEMBERED_FAILURES)
 
     def begin(self, held: Held, turn: Turn, known: Known, terms: Terms, decision: Compact) -> None:
         """Compact a conversation that was answered, unless that is under way, or came to nothing just now."""
@@ -91,16 +91,22 @@ class Compactor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def forget_failures(self) -> None:
+        """Let every conversation try again, however lately a try came to nothing."""
+        self._waits = Recent(REMEMBERED_FAILURES)
+
     def _is_waiting(self, turn: Turn, known: Known) -> bool:
         """Whether a try that came to nothing says to wait until the conversation is longer."""
         last = next(self._waits.known(reversed(turn.hashes)), None)
-        return last is not None and known.tokens < (self._waits.get(last) or 0)
+        found = None if last is None else self._waits.get(last)
+        return found is not None and found[1] == turn.record and known.tokens < found[0]
 
     async def _run(self, job: Job) -> None:
         try:
             record = await self._made(job)
-            if record is not None and await self._kept(job, record):
-                self.left_out(job.turn, record, job.turn.record)
+            kept = None if record is None else await self._kept(job, record)
+            if kept is not None:
+                self.left_out(job.turn, kept, job.turn.record)
                 return
         except (LedgerError, TimeoutError) as error:
             log.warning("a compaction cannot be kept: %s", type(error).__name__)
@@ -109,7 +115,7 @@ class Compactor:
             log.error("a compaction failed: %s", type(error).__name__)  # its text may quote a prompt
             self._services.telemetry.context_dropped.labels("defect").inc()
         state = failed(job.known.state, job.terms)
-        self._waits.put(job.turn.hashes[-1], state.exhausted_until)
+        self._waits.put(job.turn.hashes[-1], (state.exhausted_until, job.turn.record))
         self._stage.remember(job.turn, msgspec.structs.replace(job.known, state=state))
 
     async def _made(self, job: Job) -> Compaction | None:
@@ -133,13 +139,13 @@ class Compactor:
         saved = sum(job.tokens[at] for at in new)
         if saved <= turn.context.summary_tokens:
             return None
-        work = self._work(job, dropped, new)
+        limit = int(job.decision.target // _SPLIT_SHARE * turn.bytes_per_token())
+        gone = new | old.gone()
+        split = dict.fromkeys(cut.split, limit) | dict(old.split)
+        work = self._work(job, dropped, new, sorted(split.keys() - gone))
         written = await self._summarize(self._services, work, turn.context.summarizer)
         if written is None:
             return None
-        limit = job.decision.target // _SPLIT_SHARE * SPLIT_BYTES_PER_TOKEN
-        gone = new | old.gone()
-        split = dict.fromkeys(cut.split, limit) | dict(old.split)
         text = carrier(written.text)
         added = self._tokens(text, turn) - self._tokens(old.carrier, turn)
         return Compaction(
@@ -154,7 +160,9 @@ class Compactor:
             tokens=max(job.known.tokens - saved + added, 1),
         )
 
-    def _work(self, job: Job, dropped: Sequence[tuple[int, int]], new: set[int]) -> SummaryWork:
+    def _work(
+        self, job: Job, dropped: Sequence[tuple[int, int]], new: set[int], shortened: Sequence[int]
+    ) -> SummaryWork:
         turn, messages = job.turn, job.turn.messages
         first = next((at for at, each in enumerate(turn.facts) if each.role == "user"), None)
         laid = turn.laid.items("messages")
@@ -167,6 +175,7 @@ class Compactor:
             task=None if first is None else messages[first],
             budget=turn.context.summary_tokens,
             source_bytes=source,
+            shortened=[messages[at] for at in shortened],
         )
 
     async def _masked(self, job: Job) -> Compaction | None:
@@ -174,31 +183,33 @@ class Compactor:
         turn, terms = job.turn, job.terms
         tail = int(terms.harder * terms.shape.tail)
         facts = self._stage.views.messages(turn.tenant, turn.messages)
-        masking = await masked(turn, self._stage.lengths, facts, job.decision.target, tail)
+        masking = await masked(turn, self._stage.lengths, facts, job.decision.target, tail, None)
         return masked_record(
             masking,
             turn.record,
             turn.messages,
             turn.hashes,
             turn.reference,
-            reason=job.decision.reason.value,
-            tokens=masking.tokens + other_tokens(turn, self._stage.lengths),
+            made_of(turn, masking, self._stage.lengths, job.decision.reason),
         )
 
     def _tokens(self, text: bytes, turn: Turn) -> int:
         return self._stage.lengths.of(turn.model.name).tokens(measure(text))
 
-    async def _kept(self, job: Job, record: Compaction) -> bool:
-        """Whether the record was put into a slot; not where another compaction leaves out something else."""
+    async def _kept(self, job: Job, record: Compaction) -> Compaction | None:
+        """The record as it was put into a slot; None where another one leaves out something else."""
         turn, records = job.turn, self._stage.records
         for _ in range(_TRIES):
             first = await self._stage.answered_by_store(turn.tenant, records.claim(turn.root, record))
             if first is None or first == record:
-                return first is not None
+                return first
             other = chosen(records.known(turn.root), turn.hashes)
-            if other is not None and other != turn.record and not record.includes(other):
-                return False
-        return False
+            if other is not None and other != turn.record:
+                both = record.with_others(other)
+                if both is None:
+                    return None
+                record = both
+        return None
 
     def left_out(self, turn: Turn, record: Compaction, before: Compaction | None) -> None:
         """Count a compaction that was put into effect, and keep the originals of what it leaves out."""

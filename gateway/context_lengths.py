@@ -1,7 +1,7 @@
-"""How long prompts are, and how long they may be: what one process has learned of each model.
+"""How long prompts may be, and how many tokens they have where bytes alone are not exact enough.
 
-A length is what the engine measured for the conversation's last request, and an estimate of what has come
-since. Only where that lies near an edge is the engine itself asked to count.
+A configured tokenizer counts what has come since the last answer; only where a length lies near an edge is
+the engine itself asked to count.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import msgspec
 
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.said import read_said
+from ctxgate.gateway.context_sizes import MEASURED_MESSAGES
 from ctxgate.gateway.recall_probe_file import reliable_lengths
 from ctxgate.inference.client import UpstreamFailed
-from ctxgate.inference.lengths import NOTHING, Calibration, Measure, measure
-from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ctxgate.compression.ask import Text
     from ctxgate.compression.dialects.chat import Facts
@@ -32,14 +31,7 @@ if TYPE_CHECKING:
     from ctxgate.inference.wire import Body
 
 log = logging.getLogger(__name__)
-MEASURED_MESSAGES: Final = 300_000
 COUNT_WITHIN_S: Final = 10.0
-KNOWN_SPREAD: Final = 0.03
-"""How far a length lies from the estimate at most, where the conversation's last request was measured."""
-
-UNKNOWN_SPREAD: Final = 0.3
-"""The same of text that was not."""
-
 Count: TypeAlias = "Callable[[str], int]"
 """Counts the tokens of a text."""
 
@@ -47,17 +39,6 @@ _COUNT: Final = re.compile(rb'"count"\s*:\s*(\d{1,10})')
 _COUNT_BYTES: Final = 4096
 _MESSAGE_TOKENS: Final = 6  # of a template's own around one message, where a tokenizer counted the text
 _RENDERED_WITH: Final = ("tools", "chat_template_kwargs")
-
-
-class Estimate(Record, frozen=True):
-    """Tokens of a prompt, and by how many the real length may differ."""
-
-    tokens: int
-    spread: int
-
-    def is_near(self, edge: int) -> bool:
-        """Whether the real length may lie on either side of an edge."""
-        return abs(self.tokens - edge) <= self.spread
 
 
 class Windows:
@@ -93,48 +74,6 @@ class Windows:
     def learn(self, pool: Pool, model: Model, overflow: Overflow) -> None:
         """Note the window that an engine names in a refusal."""
         self._learned[pool.name, model.name] = overflow.window
-
-
-class Lengths:
-    """Estimates by bytes, calibrated per model. What is known of a message is remembered by its digest."""
-
-    def __init__(self) -> None:
-        self._calibrations: dict[str, Calibration] = {}  # by configured names, so it is bounded
-        self._measures: Recent[bytes, Measure] = Recent(MEASURED_MESSAGES)
-
-    def of(self, model: str) -> Calibration:
-        """The calibration of a model."""
-        return self._calibrations.get(model, Calibration())
-
-    def learn(self, model: str, size: Measure, tokens: int) -> None:
-        """Note a text that measured `tokens`."""
-        self._calibrations[model] = self.of(model).learned(size, tokens)
-
-    def sizes(self, facts: Sequence[Facts], messages: Sequence[Text]) -> list[Measure]:
-        """The size of each message."""
-        found = self._measures.get_all([each.digest for each in facts])
-        sizes: list[Measure] = []
-        for at, known in enumerate(found):
-            size = known
-            if size is None:
-                size = measure(messages[at])
-                self._measures.put(facts[at].digest, size)
-            sizes.append(size)
-        return sizes
-
-
-def total(sizes: Iterable[Measure]) -> Measure:
-    """All sizes together."""
-    plain = wide = 0
-    for size in sizes:
-        plain += size.plain
-        wide += size.wide
-    return Measure(plain, wide)
-
-
-def size_of_tools(body: Body) -> Measure:
-    """The size of a request's tools."""
-    return NOTHING if body.get("tools") is None else measure(body.get("tools") or b"")
 
 
 class Tokenizers:

@@ -7,10 +7,10 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.cut import pinned
-from ctxgate.compression.masked_record import masking_of
+from ctxgate.compression.masked_record import Made, masking_of
 from ctxgate.compression.masking import mask
 from ctxgate.compression.said import Said, read_said
-from ctxgate.gateway.context_lengths import size_of_tools
+from ctxgate.gateway.context_sizes import KNOWN_SPREAD, size_of_tools
 from ctxgate.inference.lengths import measure
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ctxgate.compression.ask import Text
     from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.masking import Masking
-    from ctxgate.gateway.context_lengths import Lengths
+    from ctxgate.compression.window import Reason
+    from ctxgate.gateway.context_sizes import Lengths
     from ctxgate.gateway.context_turn import Turn
 
 BIG_BYTES: Final = 2**18
@@ -45,6 +46,12 @@ def other_tokens(turn: Turn, lengths: Lengths) -> int:
     return math.ceil(lengths.of(turn.model.name).tokens(size) * turn.scale(lengths))
 
 
+def made_of(turn: Turn, masking: Masking, lengths: Lengths, reason: Reason) -> Made:
+    """Why a masking was made, and the length that it left."""
+    tokens = masking.tokens + other_tokens(turn, lengths)
+    return Made(reason.value, tokens, turn.bytes_per_token())
+
+
 def keep_of(turn: Turn, tokens: Sequence[int], facts: Sequence[Facts]) -> set[int]:
     """The messages that stay whole beside those that always do: see `cut.pinned`.
 
@@ -63,11 +70,16 @@ def _said(facts: Facts, message: Text, *, sticky: bool) -> Said:
 
 
 async def masked(
-    turn: Turn, lengths: Lengths, facts: Sequence[Facts], target: int, tail_tokens: int
+    turn: Turn, lengths: Lengths, facts: Sequence[Facts], target: int, tail_tokens: int, limit: int | None
 ) -> Masking:
-    """What is masked, dropped and cut for a prompt of about `target` tokens. `facts`: see `keep_of`."""
+    """What is masked, dropped and cut for a prompt of about `target` tokens, at most `limit`.
+
+    `facts`: see `keep_of`.
+    """
     tokens = message_tokens(turn, lengths)
-    room = max(target - other_tokens(turn, lengths), 1)
+    other = other_tokens(turn, lengths)
+    room = max(target - other, 1)
+    most = None if limit is None else max(round(limit * (1 - KNOWN_SPREAD)) - other, room)
 
     def work() -> Masking:
         return mask(
@@ -76,7 +88,8 @@ async def masked(
             target=room,
             tail_tokens=tail_tokens,
             keep=keep_of(turn, tokens, facts),
-            before=masking_of(turn.record),
+            before=masking_of(turn.record, turn.bytes_per_token()),
+            limit=most,
         )
 
     return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.counterfactual import Terms, Turn
 from ctxgate.compression.window import Reason
-from ctxgate.gateway.context_lengths import size_of_tools, total
+from ctxgate.gateway.context_sizes import size_of_tools, total
 from ctxgate.gateway.counterfactuals import Beside, Counterfactuals
 from ctxgate.inference.lengths import measure
 from ctxgate.inference.rates import format_usd, rates_at
@@ -47,7 +47,7 @@ class Savings:
             if planned.origin is not None:
                 if charge.total is not None:
                     self._counterfactuals.called(planned.origin.hashes[-1], charge.total)
-            elif planned.turn is not None and usage.uncached.certainty is Certainty.MEASURED:
+            elif planned.turn is not None and _is_measured(usage):
                 return self._answered(held, planned.turn, usage, charge, now_us)
         except Exception as error:  # noqa: BLE001 - what it would have cost is worth less than what it did
             log.error("what an attempt saved is unknown: %s", type(error).__name__)
@@ -107,6 +107,11 @@ def _kind(request: Request) -> Kind:
     """The team, and what its conversations of this kind begin with: the leading system messages."""
     head = next((at for at, each in enumerate(request.facts) if each.role not in _LEADING), 0)
     return request.tenant, request.hashes[head - 1] if head else b""
+
+
+def _is_measured(usage: Usage) -> bool:
+    """Whether the engine read a prompt and says how long it was; one that it refused is no request."""
+    return bool(usage.prompt) and usage.uncached.certainty is Certainty.MEASURED
 
 
 def _first_change(record: Compaction | None, old: Compaction | None) -> int:

@@ -64,7 +64,7 @@ class Shown:
         """The tool results of a request as they go out: a question to the store."""
         facts, messages = turn.facts, turn.messages
         policy = ArrivalPolicy(turn.context.tool_result_bytes, turn.context.sticky_tools)
-        found = arriving(messages, facts, self._arrivals)
+        found = arriving(messages, facts, self._arrivals, turn.tenant)
         forms: dict[int, bytes] = {}
         if found.fresh:
             arguments = (messages, facts, policy, found, turn.reference)
@@ -104,7 +104,8 @@ class Shown:
         now_us = self._services.now_us()
         length = 0 if turn.known is None else turn.known.tokens
         rates = rates_at(turn.pool.rates, day_of(now_us), length)
-        gate = Gate(rates, _REQUESTS, length, held_in(turn.body.raw))
+        itself = frozenset({turn.reference(turn.facts[last].lasting)})
+        gate = Gate(rates, _REQUESTS, length, held_in(turn.body.raw), without=itself)
         found = await self._services.recall.query(
             turn.tenant,
             turn.root,

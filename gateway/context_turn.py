@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.compaction import edits_of, texts_of
+from ctxgate.compression.masked_record import BYTES_PER_TOKEN
 from ctxgate.compression.validity import Invalid, check_cut
-from ctxgate.gateway.context_lengths import (
+from ctxgate.gateway.context_sizes import (
     KNOWN_SPREAD,
     UNKNOWN_SPREAD,
     Estimate,
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
     from ctxgate.compression.dialects.chat import Facts, Views
     from ctxgate.compression.plan import PlanEdit
     from ctxgate.gateway.config import Context, Model, Pool
-    from ctxgate.gateway.context_lengths import Lengths, Tokenizers
     from ctxgate.gateway.context_level import Mode
+    from ctxgate.gateway.context_sizes import Counting, Lengths
     from ctxgate.gateway.context_terms import Known
     from ctxgate.gateway.flow import Identified
     from ctxgate.inference.wire import Body, Edit
 
 _RECORD_SPREAD: Final = 0.1  # of an estimate from all messages of a conversation that was measured
 NO_RANGES: Final[Ranges] = ()
+_TEXT_SHARE: Final = 0.9  # of the bytes of JSON that hold it
 _LEAST_SCALE, _MOST_SCALE = 0.5, 2.0
 
 
@@ -46,8 +48,8 @@ class Turn:
     that it goes out under, `known` what is known of the conversation before it. `said` is the size of the
     messages and tools that go out, `estimate` their length in tokens, of which `arriving` were not sent
     before. `shown`: by index, messages that go out in another text whatever the record is; they may make the
-    prompt longer by `added` bytes. `frozen`: what is decided now can be kept for later requests.
-    `client_tokens` estimates the client's own prompt where another one goes out.
+    prompt longer by `added` bytes. `frozen`: what is decided now can be kept for later requests; `made`: the
+    record was decided for this one. `client_tokens` estimates the client's own prompt where another goes out.
     """
 
     identified: Identified
@@ -68,6 +70,7 @@ class Turn:
     estimate: Estimate = Estimate(0, 0)  # noqa: RUF009 - immutable
     arriving: int = 0
     frozen: bool = True
+    made: bool = False
     shown: dict[int, bytes] = field(default_factory=dict)
     added: int = 0
     client_tokens: int | None = None
@@ -108,7 +111,7 @@ class Turn:
         )
         self.record, self.body, self.texts = record, body, texts
 
-    async def measure(self, lengths: Lengths, tokenizers: Tokenizers) -> None:
+    async def measure(self, lengths: Lengths, tokenizers: Counting) -> None:
         """Estimate the length of what goes out."""
         known, calibration = self.known, lengths.of(self.model.name)
         if known is not None and known.record == self.record:
@@ -156,6 +159,11 @@ class Turn:
             return None
         masked = len(record.masked) + len(record.split)
         return f"{record.by}; reason={record.reason}; left_out={len(record.gone())}; shortened={masked}"
+
+    def bytes_per_token(self) -> float:
+        """Bytes of text for each token, rather too few: JSON takes more for the same text."""
+        size = self.said.plain + self.said.wide
+        return _TEXT_SHARE * size / self.estimate.tokens if size and self.estimate.tokens else BYTES_PER_TOKEN
 
     def scale(self, lengths: Lengths) -> float:
         """Tokens of this prompt for each one that the calibration gives."""

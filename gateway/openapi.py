@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ctxgate.compression.policy import LEVELS
+from ctxgate.gateway.context_level import COMPACTION_HEADER, MODES
 from ctxgate.gateway.flow import PATHS, Surface
 from ctxgate.gateway.identity import MAX_TASK, TASK_HEADER
 from ctxgate.gateway.inbound import MAX_MESSAGES
@@ -57,6 +58,13 @@ _PARAMETERS: Final = [
         "description": "How the prompt may be laid out for the prefix cache: the team's level, or less",
         "schema": {"type": "string", "enum": [level.value for level in LEVELS]},
     },
+    {
+        "name": COMPACTION_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "When the conversation may be compacted: the team's mode, or less",
+        "schema": {"type": "string", "enum": [mode.value for mode in MODES]},
+    },
 ]
 _REQUEST_ID: Final = {"x-request-id": "The gateway's id of this request"}
 _ANSWERED: Final = _REQUEST_ID | {
@@ -66,6 +74,7 @@ _ANSWERED: Final = _REQUEST_ID | {
     "x-ctxgate-expected-cached": "Prompt tokens that the replica was expected to find in its cache",
     "x-ctxgate-miss": "Why less is cached than could be: `cause; detail=...; field=...; avoidable=N`",
     "x-ctxgate-layout": "The layout level and the number of edits, where the layout changed the prompt",
+    "x-ctxgate-compaction": "Who compacted the conversation, why, and how much was left out",
 }
 _COST: Final = {
     "x-ctxgate-cost": "What the call cost, in US dollars; not on a stream, whose usage event tells it"

@@ -23,7 +23,7 @@ from ctxgate.gateway.ledger import LedgerError
 from ctxgate.gateway.recall_wire import Add, Forget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ctxgate.gateway.archive import Archive, Original
     from ctxgate.gateway.recall_wire import Hit, Told
@@ -33,6 +33,8 @@ OUTCOMES: Final = ("recalled", "nothing", "irrelevant", "unknown", "late", "stor
 enough; a conversation that is not indexed yet; no answer in time; the archive did not answer."""
 
 _CHUNK: Final = 64 * 2**10  # bytes of messages sent at once: what a question may have to wait behind
+_NOT_SENT: Final[tuple[int, frozenset[str]]] = (-1, frozenset())
+_LARGE: Final = 64 * 2**10  # bytes of originals that are read in a thread
 _REMEMBERED: Final = 200_000  # ids that are known to be sent, of all conversations together
 
 log = logging.getLogger(__name__)
@@ -92,18 +94,24 @@ class Recall:
         Waits `within_s` at most. None, with the reason counted, where there is nothing that passes the gate.
         """
         deadline = asyncio.get_running_loop().time() + within_s
-        told = await self._process.ask(_name(tenant, conversation), text, k, within_s)
+        name = _name(tenant, conversation)
+        if not self._believed(name):
+            self.add(tenant, conversation)
+        more = k * (1 + len(gate.without))  # the message that asks may fill the first places
+        told = await self._process.ask(name, text, more, within_s)
         if told is None:
             self._noted("late")
             return None
         if not told.known:
             self._noted("unknown")
-            self._sent.put(_name(tenant, conversation), (-1, frozenset()))
-            self.add(tenant, conversation)
+            if self._believed(name):  # it had to make room for others
+                self._sent.put(name, _NOT_SENT)
+                self.add(tenant, conversation)
             return None
         try:
             async with asyncio.timeout_at(deadline):
-                passages = await self._passages(tenant, told.hits)
+                hits = [hit for hit in told.hits if hit.id not in gate.without][:k]
+                passages = await self._passages(tenant, hits)
         except TimeoutError:
             self._noted("late")
             return None
@@ -115,6 +123,11 @@ class Recall:
         found = snippet(worthy, budget_tokens, gate.held)
         self._noted("recalled" if found else "nothing" if worthy else "irrelevant")
         return found
+
+    def _believed(self, name: bytes) -> bool:
+        """Whether this life of the process was sent a conversation."""
+        life, _ = self._sent.get(name) or _NOT_SENT
+        return life == self._process.starts
 
     def forget(self, tenant: str) -> None:
         """Drop a tenant's indexes; they are made again from what the archive still holds."""
@@ -149,7 +162,7 @@ class Recall:
 
     async def _send(self, name: bytes, originals: Sequence[Original]) -> None:
         """Hand over what this life of the process has not got yet."""
-        life, known = self._sent.get(name) or (-1, frozenset())
+        life, known = self._sent.get(name) or _NOT_SENT
         begins = life != self._process.starts
         if begins:
             known = frozenset()
@@ -172,19 +185,28 @@ class Recall:
 
     async def _passages(self, tenant: str, hits: Sequence[Hit]) -> list[Passage]:
         """What stands at the places told. A place in a text that is gone, or another one, is left out."""
-        texts: dict[str, tuple[str, str]] = {}
+        bodies: dict[str, bytes] = {}
         for id_ in dict.fromkeys(hit.id for hit in hits):
             body = await self._archive.get(tenant, id_)
             if body is not None:
-                said = read_said(body)
-                texts[id_] = (said.role, searchable(said))
-        found: list[Passage] = []
-        for hit in hits:
-            role, text = texts.get(hit.id, ("", ""))
-            piece = text[hit.start : hit.stop]
-            if piece and check_of(piece) == hit.check:
-                found.append(Passage(hit.id, role, hit.start, piece, hit.relevance))
-        return found
+                bodies[id_] = body
+        if sum(map(len, bodies.values())) > _LARGE:
+            return await asyncio.to_thread(_quoted, hits, bodies)
+        return _quoted(hits, bodies)
+
+
+def _quoted(hits: Sequence[Hit], bodies: Mapping[str, bytes]) -> list[Passage]:
+    texts: dict[str, tuple[str, str]] = {}
+    for id_, body in bodies.items():
+        said = read_said(body)
+        texts[id_] = (said.role, searchable(said))
+    found: list[Passage] = []
+    for hit in hits:
+        role, text = texts.get(hit.id, ("", ""))
+        piece = text[hit.start : hit.stop]
+        if piece and check_of(piece) == hit.check:
+            found.append(Passage(hit.id, role, hit.start, piece, hit.relevance))
+    return found
 
 
 def _name(tenant: str, conversation: bytes) -> bytes:

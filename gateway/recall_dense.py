@@ -7,6 +7,7 @@ a GPU one with two bytes. Both take vectors as they come and need no training da
 from __future__ import annotations
 
 import threading
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 NEAREST: Final = 100
 _RANGE: Final = 0.4  # no dimension of a unit vector of some hundred goes beyond, but for outliers
+_SCRATCH: Final = 256 * 2**20  # bytes of a GPU
 _LONGEST: Final = 2_000  # characters of one text; a model reads some hundred tokens
 
 
@@ -79,6 +81,16 @@ class Vectors:
         }
 
 
+@cache
+def _gpu() -> Any:
+    """What all indexes on the GPU share: its scratch memory would be gigabytes for each."""
+    import faiss  # noqa: PLC0415 # pyright: ignore[reportMissingImports]  # an extra, imported where used
+
+    resources = faiss.StandardGpuResources()
+    resources.setTempMemory(_SCRATCH)
+    return resources
+
+
 def _flat(first: Any) -> Any:
     """An empty index for vectors like this one, of the shape (1, dimensions)."""
     import faiss  # noqa: PLC0415 # pyright: ignore[reportMissingImports]  # an extra, imported where used
@@ -87,7 +99,7 @@ def _flat(first: Any) -> Any:
     if getattr(faiss, "get_num_gpus", int)() > 0:
         config = faiss.GpuIndexFlatConfig()
         config.useFloat16 = True
-        return faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), dimensions, config)
+        return faiss.GpuIndexFlatIP(_gpu(), dimensions, config)
     index = faiss.IndexScalarQuantizer(
         dimensions, faiss.ScalarQuantizer.QT_8bit_uniform, faiss.METRIC_INNER_PRODUCT
     )

@@ -36,6 +36,7 @@ Work: TypeAlias = "bytes | tuple[bytes, str, bytes] | Forget"
 """A conversation that begins, a message of one by its id, or what to forget."""
 
 MEMORY_BYTES: Final = 256 * 2**20
+LONGEST_TEXT: Final = 4_000_000  # characters of one message that are indexed: some million tokens
 NICENESS: Final = 10
 _ANSWERING_S: Final = 0.03  # left for everything behind the embedding of a question
 
@@ -59,7 +60,7 @@ class Indexes:
         if conversation is None:
             return
         self._known.move_to_end(name)
-        text = searchable(read_said(message))
+        text = searchable(read_said(message))[:LONGEST_TEXT]
         numbers = conversation.index.add(id_, text)
         if self._embedding is not None and numbers:
             windows = conversation.index.windows[numbers.start : numbers.stop]
@@ -154,7 +155,7 @@ def serve(inbox: Inbox, indexes: Indexes, tell: Callable[[Told], None]) -> None:
             indexes.begin(task)
         elif len(task) == 3:
             indexes.add(*task)
-        else:
+        elif time.monotonic() < task[1]:  # else nobody waits for it any more
             tell(indexes.answer(*task))
 
 

@@ -11,7 +11,9 @@ from ctxgate.gateway.replay_policies_check import (
     Compared,
     believed_shape,
     best_cuts,
+    carried_out,
     gateway_cuts,
+    left_by,
     modelled,
     policies,
     scheduled,
@@ -57,7 +59,9 @@ async def compare(
     believed = believed_shape(sizes, context)
     compared = []
     for name, decide in chosen.items():
-        nano, cuts = modelled(name, decide, sizes, rates, believed)
         run = runs[name]
+        # What is due is cut as soon as anything is old enough: the model does as was done.
+        model = scheduled(carried_out(run.attempts)) if name == OPTIMUM else decide
+        nano, cuts = modelled(model, sizes, rates, believed, left_by(run.attempts))
         compared.append(Compared(name, nano, run.cost_nano, cuts, gateway_cuts(run.attempts)))
     return compared, sizes

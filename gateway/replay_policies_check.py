@@ -1,19 +1,30 @@
 """The model beside the gateway: what a session cost by policy, and what the model says of the same requests.
 
 The model is that of `compression.schedule`. Its sizes are those that were measured: the requests of the run
-that never compacted, and the means over all compactions of what stayed cached, what was left and what the
-call took. The gateway decides between two requests, so the model's policies do not see what arrives. Pure.
+that never compacted, the means over all compactions of what stayed cached and what the call took, and what
+each compaction left. The gateway decides between two requests, so the model's policies do not see what
+arrives. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxgate.compression.economics import Shape, overhead
-from ctxgate.compression.schedule import Step, optimum, simulate
-from ctxgate.compression.window import KEEP, Compact, Reason, Terms, decide, target
+from ctxgate.compression.economics import Shape, overhead, to_nano, warm_request
+from ctxgate.compression.schedule import Step, optimum
+from ctxgate.compression.window import (
+    KEEP,
+    Compact,
+    Reason,
+    Terms,
+    begin,
+    compacted,
+    decide,
+    observed,
+    target,
+)
 from ctxgate.gateway.ledger import ANSWER
 from ctxgate.gateway.policy_table import dollars
 from ctxgate.gateway.replay_table import table
@@ -22,7 +33,6 @@ from ctxgate.inference.rates import format_usd
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ctxgate.compression.schedule import Policy
     from ctxgate.compression.window import Conversation, Decision
     from ctxgate.gateway.config import Context
     from ctxgate.gateway.ledger import Attempt
@@ -38,7 +48,7 @@ ALIKE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What was measured of a session: its requests, the prompt before the first one, and its compactions."""
+    """What was measured of a session: its requests, and the means over its compactions."""
 
     steps: tuple[Step, ...]
     shape: Shape
@@ -67,10 +77,11 @@ def policies(triggers: Sequence[int]) -> dict[str, Decide]:
 
 
 def scheduled(cuts: Sequence[int]) -> Decide:
-    """Compact before the requests of these numbers, counted from 0."""
+    """Compact before these requests, counted from 0, or as soon after as anything is old enough."""
 
     def decided(state: Conversation, terms: Terms) -> Decision:
-        return _compact(terms) if state.requests in cuts else KEEP
+        due = sum(cut <= state.requests for cut in cuts)
+        return _compact(terms) if state.passes < due else KEEP
 
     return decided
 
@@ -108,16 +119,47 @@ def sizes_of(never: Sequence[Attempt], runs: Sequence[Sequence[Attempt]]) -> Siz
     return Sizes(steps, Shape(prefix, 0, max(0, base - prefix), output, instruction))
 
 
-def modelled(name: str, decide_: Decide, sizes: Sizes, rates: Rates, believed: Shape) -> tuple[int, int]:
-    """Nano-dollars and compactions of a policy by the model. `believed`: the sizes that it decides by."""
-    terms = Terms(rates, believed)
+def modelled(
+    decide_: Decide, sizes: Sizes, rates: Rates, believed: Shape, left: Sequence[int] = ()
+) -> tuple[int, int]:
+    """Nano-dollars and compactions of a policy by the model.
 
-    def policy(state: Conversation, _terms: Terms, _arriving: int) -> bool:
-        return isinstance(decide_(state, terms), Compact)
+    `believed`: the sizes that it decides by. `left`: the prompt after each of its compactions, as measured;
+    the last one goes on, and where there is none the mean of all policies counts.
+    """
+    terms, shape = Terms(rates, believed), sizes.shape
+    state = begin(believed)
+    state = replace(state, tokens=shape.prefix)
+    amount = cuts = 0
+    for step in sizes.steps:
+        length = state.tokens + step.growth
+        base = left[min(cuts, len(left) - 1)] if left else shape.base
+        if length > base and isinstance(decide_(state, terms), Compact):
+            # The call reads what was sent; what arrives is part of what is left.
+            amount += rates.cached * state.tokens + rates.written * shape.instruction
+            amount += rates.output * shape.summary_output
+            amount += warm_request(rates, base, base - shape.prefix, step.output)
+            state = compacted(observed(state, terms, length), terms, base)
+            cuts += 1
+        else:
+            amount += warm_request(rates, length, step.growth, step.output)
+            state = observed(state, terms, length)
+    return to_nano(amount), cuts
 
-    chosen: Policy = policy
-    outcome = simulate(name, chosen, sizes.steps, Terms(rates, sizes.shape))
-    return outcome.nano, len(outcome.cuts)
+
+def carried_out(run: Sequence[Attempt]) -> tuple[int, ...]:
+    """The requests before which the compactions of a run took effect, counted from 0."""
+    answers = [each for each in run if each.opened.purpose == ANSWER]
+    return tuple(
+        at
+        for at, (before, after) in enumerate(pairwise(answers), start=1)
+        if _prompt(after) < _prompt(before)
+    )
+
+
+def left_by(run: Sequence[Attempt]) -> tuple[int, ...]:
+    """The prompts after each compaction of a run. A tail holds whole rounds, so they differ."""
+    return tuple(_prompt(cut.after) for cut in _cuts(run))
 
 
 def best_cuts(sizes: Sizes, rates: Rates) -> tuple[int, ...]:

@@ -91,6 +91,7 @@ async def play(session: Session, policy: str, decide: Decide, setting: Setting) 
                         break
                     await _request(services, config.keys[0], session, turn)
                     await services.context.compactor.idle()
+                    services.context.compactor.forget_failures()  # when to try again is the policy's part
                     setting.step()
                 return Ran(policy, await _attempts(services))
 

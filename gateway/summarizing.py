@@ -21,8 +21,6 @@ from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.summarizing_call import Notes, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from msgspec import Raw
 
     from ctxgate.gateway.services import Services
@@ -45,8 +43,6 @@ conversation (and are used all the same). `failed`: the text could not be writte
 _MADE: Final = "ctxgate.compression.summary_record:made"
 _RECORD: Final = msgspec.msgpack.Decoder(RecordText)
 _LEADING: Final = frozenset({"system", "developer"})
-_MOST_KEPT: Final = 400
-"""Messages at the end of a prompt that are looked at for what need not be written twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +113,7 @@ def _packed(work: SummaryWork, notes: Notes) -> bytes:
         RecordWork(
             dropped=[bytes(message) for message in work.dropped],
             kept=[bytes(message) for message in kept_beside(work)],
+            shortened=[bytes(message) for message in work.shortened],
             task=None if work.task is None else bytes(work.task),
             budget=work.budget,
             source_bytes=work.source_bytes,
@@ -129,24 +126,19 @@ def _packed(work: SummaryWork, notes: Notes) -> bytes:
 def kept_beside(work: SummaryWork) -> list[Raw]:
     """The messages of the prompt that certainly stay: those in front of the task, it, and those at the end.
 
-    The end begins behind the last dropped message, as it stands in the prompt; there is none where it does
-    not stand there word for word.
+    The end is what the client has behind the last dropped message, as it went out.
     """
     messages = work.sent.items("messages")
-    last = memoryview(work.dropped[-1])
     kept: list[Raw] = [] if work.task is None else [work.task]
     for message in messages:
         if read_said(message).role not in _LEADING:
             break
         kept.append(message)
-    for back, message in enumerate(_lately(messages), start=1):
-        if memoryview(message) == last:
-            return [*kept, *messages[len(messages) - back + 1 :]]
+    theirs = work.held.routed.planned.allowed.identified.inbound.messages
+    for count, message in enumerate(reversed(theirs)):
+        if message is work.dropped[-1]:
+            return [*kept, *messages[len(messages) - count :]]
     return kept
-
-
-def _lately(messages: Sequence[Raw]) -> Iterable[Raw]:
-    return messages[: -_MOST_KEPT - 1 : -1]
 
 
 def _said(error: Exception) -> str:

@@ -21,7 +21,8 @@ class SummaryWork:
     `held`: the attempt that was answered last. `sent`: its body as it went out. `dropped`: the client's
     messages that the text stands for, as they came, in order. `task`: the first user message, where it is
     kept. `budget`: tokens of the whole text; only the user's rules may take more. `source_bytes`: what the
-    dropped messages take in the prompt now.
+    dropped messages take in the prompt now. `shortened`: the client's messages that stay, but lose their
+    middle; of them the user's rules are written too.
     """
 
     held: Held
@@ -30,3 +31,4 @@ class SummaryWork:
     task: Raw | None = field(repr=False)
     budget: int
     source_bytes: int
+    shortened: Sequence[Raw] = field(default=(), repr=False)

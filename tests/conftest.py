@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,27 @@ settings.register_profile("full", **_UNTIMED)
 settings.register_profile("quick", max_examples=15, **_UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
-# Fixtures that start a server: whoever uses one is no unit test.
+# Fixtures that start a server or open a database file: whoever uses one is no unit test.
 _SERVERS = frozenset({"upstream", "other_upstream", "start_gateway", "gateway"})
+_STORES = frozenset({"ledger", "open_ledger", "opened", "ledger_file", "database"})
+# What starts a process or opens such a file without a fixture, by the names that a test's code uses.
+_EFFECTS = frozenset({"subprocess", "printed", "SqliteLedger", "SqliteForms", "SqliteArchive"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that talk over sockets, so that `make unit` can leave them out."""
+    """Mark the tests with servers, processes and database files, so that `make unit` can leave them out."""
     for item in items:
-        if isinstance(item, pytest.Function) and _SERVERS & set(item.fixturenames):
+        if isinstance(item, pytest.Function) and (
+            (_SERVERS | _STORES) & set(item.fixturenames) or not _EFFECTS.isdisjoint(_names(item.obj))
+        ):
             item.add_marker(pytest.mark.integration)
+
+
+def _names(test: Any) -> tuple[str, ...]:
+    """The global names that a test's own code uses; those of a property are its inner test's."""
+    inner = getattr(getattr(test, "hypothesis", None), "inner_test", test)
+    names: tuple[str, ...] = inspect.unwrap(inner).__code__.co_names
+    return names
 
 
 @pytest.fixture

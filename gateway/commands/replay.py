@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ctxgate.compression.schedule import TRIGGERS
 from ctxgate.gateway import policy_table, replay_policies
+from ctxgate.gateway.config import Context
 from ctxgate.gateway.extras import NEEDS_TWIN
 from ctxgate.gateway.perturb import Perturbation, parse_perturbations
 from ctxgate.gateway.replay import as_json, summarize
@@ -60,13 +61,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds = ", ".join(sorted(kind.value for kind in Perturbation))
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="sessions in JSONL: a header, then chat messages")
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", metavar="URL", help="base URL of the gateway or of a vLLM server")
-    target.add_argument(
-        "--policies",
-        action="store_true",
-        help="send nothing: the dollars of each session by compaction policy, after the recording",
-    )
     _configure_policies(parser)
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--key", help="client key; visible to other users of this machine, unlike --key-env")
@@ -114,6 +108,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_policies(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", metavar="URL", help="base URL of the gateway or of a vLLM server")
+    target.add_argument(
+        "--policies",
+        action="store_true",
+        help="send nothing: the dollars of each session by compaction policy, after the recording",
+    )
     group = parser.add_argument_group("with --policies")
     group.add_argument(
         "--twin",
@@ -134,7 +135,7 @@ def _configure_policies(parser: argparse.ArgumentParser) -> None:
         default=replay_policies.DEFAULT_SHAPE,
         metavar="P/S/K/O",
         help="tokens of the stable prefix, the summary, the kept tail and the summary call's output"
-        " (default: %(default)s)",
+        " (default: %(default)s); with --twin only the summary and the tail count, the rest is measured",
     )
     group.add_argument(
         "--triggers",
@@ -201,6 +202,8 @@ def _through_twin(args: argparse.Namespace, sessions: list[Session]) -> int:
     except ImportError:
         raise Unusable(f"--twin {NEEDS_TWIN}") from None
     rates = args.rates or [replay_policies.parse_rates(replay_policies.DEFAULT_RATES[0])]
+    # What recall brings back is no part of the model.
+    context = Context(tail_tokens=args.shape.tail, summary_tokens=args.shape.summary, recall=False)
     documents: list[dict[str, Any]] = []
     agree = True
     for session in sessions:
@@ -209,7 +212,7 @@ def _through_twin(args: argparse.Namespace, sessions: list[Session]) -> int:
             progress = Progress(sys.stderr, most * (len(args.triggers) + 4))
             try:
                 step = functools.partial(progress.step, session.name, 1)
-                compared, sizes = asyncio.run(compare(session, each, args.triggers, most, step))
+                compared, sizes = asyncio.run(compare(session, each, args.triggers, most, step, context))
             except Unplayable as error:
                 raise Unusable(f"{session.name}: {error}") from error
             finally:

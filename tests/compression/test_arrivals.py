@@ -10,7 +10,7 @@ from ctxgate.compression.arrivals import NOTHING, SMALL_ERROR, ArrivalPolicy, Ar
 from ctxgate.compression.dialects.chat import facts_of
 from ctxgate.compression.tool_output import shrink_message
 from support.arriving import DONE, LONG, SYSTEM, USER, Process, call, raws, reference, result
-from support.forms import Forms
+from support.forms import TENANT, Forms
 
 
 def test_a_result_that_arrives_goes_out_shortened_with_the_id_of_its_original() -> None:
@@ -26,7 +26,7 @@ def test_a_result_that_arrives_goes_out_shortened_with_the_id_of_its_original() 
     assert found.shortened == 1
 
 
-def test_it_goes_out_with_the_same_bytes_ever_after_and_is_archived_once() -> None:
+def test_gateways_n2_it_goes_out_with_the_same_bytes_ever_after_and_is_archived_once() -> None:
     process = Process()
     messages = [SYSTEM, USER, call("c1"), result("c1")]
     first = process.arrived(raws(messages))
@@ -60,7 +60,7 @@ def test_small_conversations_ask_nothing() -> None:
     assert process.forms.asked == 0
 
 
-def test_results_from_before_the_feature_was_on_stay_as_they_came() -> None:
+def test_gateways_n2_results_from_before_the_feature_was_on_stay_as_they_came() -> None:
     process = Process()
     messages = [USER, call("c1"), result("c1"), call("c2"), result("c2", LONG + "\nother")]
     found = process.arrived(raws(messages))
@@ -89,7 +89,7 @@ def test_a_limit_that_changes_leaves_old_results_as_they_went_out(limit: int) ->
     forms = Forms()
     messages = [USER, call("c1"), result("c1"), call("c2"), result("c2", LONG[:1500])]
     before = Process(forms)
-    sent = before.arrived(raws(messages[:3])).texts | before.arrived(raws(messages)).texts
+    sent = {**before.arrived(raws(messages[:3])).texts, **before.arrived(raws(messages)).texts}
     assert sorted(sent) == [2]
     after = Process(forms, ArrivalPolicy(limit))
     assert after.arrived(raws(messages)).texts == sent
@@ -131,7 +131,7 @@ def test_short_reports_of_errors_stay_whole() -> None:
     assert "ValueError: bad" in long
 
 
-def test_pinned_results_and_those_of_sticky_tools_stay_whole() -> None:
+def test_context_e5_pinned_results_and_those_of_sticky_tools_stay_whole() -> None:
     pinned = [USER, call("c1"), result("c1", ctxgate={"pin": True})]
     assert Process().arrived(raws(pinned)) == NOTHING
     skill = [USER, call("c1", "read_skill"), result("c1")]
@@ -183,5 +183,28 @@ def test_what_is_no_message_is_left_alone() -> None:
 
 def test_how_much_there_is_to_shorten_is_known_before() -> None:
     messages = raws([USER, call("c1"), result("c1"), call("c2"), result("c2", LONG.upper())])
-    found = arriving(messages, [facts_of(raw) for raw in messages], ArrivalsMemory())
+    found = arriving(messages, [facts_of(raw) for raw in messages], ArrivalsMemory(), TENANT)
     assert (found.fresh, found.size) == ((4,), len(messages[4]))
+
+
+def test_two_tenants_in_one_process_share_no_decision_and_no_id() -> None:
+    process = Process()
+    messages = raws([USER, call("c1"), result("c1")])
+    mine = process.arrived(messages)
+    process.tenant = "acme/beta"
+    theirs = process.arrived(messages)
+    assert mine.originals.keys().isdisjoint(theirs.originals)
+    assert mine.texts != theirs.texts
+    process.policy = ArrivalPolicy(50_000)
+    process.tenant = "other/beta"
+    assert process.arrived(messages) == NOTHING
+
+
+def test_cache_marks_that_move_on_change_nothing_and_stay_where_the_client_puts_them() -> None:
+    process = Process()
+    mark = {"cache_control": {"type": "ephemeral"}}
+    first = process.arrived(raws([USER, call("c1"), result("c1", **mark)])).texts[2]
+    assert json.loads(first)["cache_control"] == mark["cache_control"]
+    later = process.arrived(raws([USER, call("c1"), result("c1"), DONE, USER])).texts[2]
+    assert "cache_control" not in json.loads(later)
+    assert json.loads(later)["content"] == json.loads(first)["content"]

@@ -22,12 +22,12 @@ from ctxgate.compression.compaction import (
     newly_left_out,
     root_of,
     slot_key,
-    split_message,
 )
 from ctxgate.compression.cut import Range
-from ctxgate.compression.masked_record import masked_record, masking_of
+from ctxgate.compression.masked_record import Made, masked_record, masking_of
 from ctxgate.compression.masking import Masking, Split
 from ctxgate.compression.said import read_said
+from ctxgate.compression.splitting import split_message
 from ctxgate.compression.validity import Invalid, check_cut
 from ctxgate.inference import wire
 from support.chats import chat
@@ -150,6 +150,24 @@ def test_parts_that_are_no_texts_survive_a_split() -> None:
         split_message(b"[]", 600, "r")
 
 
+def test_long_arguments_of_a_call_are_cut_and_stay_json() -> None:
+    written = {"path": "src/a.py", "lines": ["x" * 9000, 3], "more": {"text": "y" * 50}}
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": json.dumps(written)}}
+    broken = {"id": "d", "function": {"name": "f", "arguments": "{" + "z" * 3000}}
+    message = {"role": "assistant", "content": "I write.", "tool_calls": [call, broken]}
+    out = json.loads(split_message(json.dumps(message).encode(), 1000, "r"))
+    assert out["tool_calls"][1] == broken
+    assert (out["content"], out["tool_calls"][0]["id"]) == ("I write.", "c")
+    arguments = json.loads(out["tool_calls"][0]["function"]["arguments"])
+    assert (arguments["path"], arguments["lines"][1]) == ("src/a.py", 3)
+    assert arguments["more"] == written["more"]
+    assert arguments["lines"][0].startswith("xxx")
+    assert len(arguments["lines"][0]) <= 1000
+    assert "id r" in arguments["lines"][0]
+    small = json.dumps({"role": "assistant", "content": "a", "tool_calls": [call]}).encode()
+    assert json.loads(split_message(small, 99_999, "r")) == json.loads(small)
+
+
 def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
     program = (
         "import sys, json, hashlib;from support.compacting import CompactingProcess as P;"
@@ -167,12 +185,8 @@ def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
 
 def test_masking_becomes_a_record_that_the_next_one_builds_on() -> None:
     raws = [json.dumps({"role": "user", "content": f"You must hold {at}."}).encode() for at in range(8)]
-    first = masked_record(
-        Masking((6,), (Range(2, 4),), (Split(5, 300),), 50, fits=True),
-        *(None, raws, HASHES, lambda digest: digest.hex()[:8]),
-        reason="window",
-        tokens=60,
-    )
+    masking = Masking((6,), (Range(2, 4),), (Split(5, 300),), 50, fits=True)
+    first = masked_record(masking, None, raws, HASHES, lambda name: name.hex()[:8], Made("window", 60))
     assert first is not None
     assert (first.covers, first.anchor, first.dropped) == (7, HASHES[6], ((2, 4),))
     assert (first.masked, first.split, first.by, first.tokens) == ((6,), ((5, 900),), "masking", 60)
@@ -183,10 +197,10 @@ def test_masking_becomes_a_record_that_the_next_one_builds_on() -> None:
     assert "hold 4" not in said.text
     again = masking_of(first)
     assert (again.masked, again.dropped, again.split) == ((6,), (Range(2, 4),), (Split(5, 300),))
-    same = masked_record(again, first, raws, HASHES, lambda _: "r", reason="window", tokens=9)
+    same = masked_record(again, first, raws, HASHES, lambda _: "r", Made("window", 9))
     assert same is None, "nothing new"
     nothing = Masking((), (), (), 1, fits=True)
-    assert masked_record(nothing, None, raws, HASHES, lambda _: "r", reason="window", tokens=9) is None
+    assert masked_record(nothing, None, raws, HASHES, lambda _: "r", Made("window", 9)) is None
 
 
 def test_a_summary_stays_when_masking_follows_it() -> None:
@@ -202,8 +216,15 @@ def test_what_is_new_in_a_record() -> None:
     assert newly_left_out(RECORD, None) == [1, 2, 3, 4, 5]
     assert newly_left_out(RECORD, Compaction(b"", 0, dropped=((2, 4),), split=((1, 9),))) == [4, 5]
     assert joined([(5, 6), (2, 4), (4, 5), (8, 9)]) == ((2, 6), (8, 9))
-    assert RECORD.includes(Compaction(b"", 0, dropped=((2, 3),), masked=(3, 4)))
-    assert not RECORD.includes(Compaction(b"", 0, dropped=((4, 5),)))
+
+
+def test_of_two_records_made_at_once_the_later_takes_up_the_other_or_gives_way() -> None:
+    other = Compaction(b"", 0, dropped=((2, 3),), masked=(3, 8), split=((1, 700), (2, 9), (7, 50)))
+    both = RECORD.with_others(other)
+    assert both is not None
+    assert (both.dropped, both.masked, both.split) == (RECORD.dropped, (4, 8), ((1, 700), (7, 50)))
+    assert (both.anchor, both.carrier) == (RECORD.anchor, RECORD.carrier)
+    assert RECORD.with_others(Compaction(b"", 0, dropped=((4, 5),))) is None
 
 
 @pytest.mark.parametrize(

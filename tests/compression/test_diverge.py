@@ -128,13 +128,7 @@ MESSAGE_CASES: list[tuple[str, list[Any], Kind, str, bool]] = [
     ("newest dropped", HISTORY[:3], Kind.HISTORY_TRUNCATED, "messages[3]", False),
     ("message inserted", replaced(2, MORE[1], CALL), Kind.HISTORY_EDITED, "messages[2].role", True),
     ("summary", [SYSTEM, MORE[1], *RESULTS], Kind.HISTORY_COMPACTED, "messages[1]", True),
-    (
-        "summary of as many messages as before",
-        [SYSTEM, MORE[1], RESULTS[1], *MORE],
-        Kind.HISTORY_COMPACTED,
-        "messages[1]",
-        True,
-    ),
+    ("as many", [SYSTEM, MORE[1], RESULTS[1], *MORE], Kind.HISTORY_COMPACTED, "messages[1]", True),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_context_n2_the_last_round_and_user_message_go_last() -> None:
 def test_an_incomplete_batch_is_never_dropped() -> None:
     """Not even where older rounds beside it are: its result would find no call."""
     result = masked(150, "S U A A[a,b] Ra U", [50, 50, 500, 400, 10, 10])
-    assert result == Masking((), (Range(2, 3),), (), 580, fits=False)
+    assert result == Masking((), (Range(2, 3),), (Split(3, 200),), 380, fits=False)
     assert masked(150, "S U A A[a,b] Ra Rb U", [50, 50, 500, 400, 10, 10, 10]).dropped == (Range(2, 6),)
 
 
@@ -120,3 +121,20 @@ def test_the_lines_are_no_longer_than_they_are_counted() -> None:
     """Ids of up to 40 characters; three bytes a token is more than any tokenizer needs for English."""
     assert len(mask_text("i" * 30)) <= 3 * MASK_TOKENS
     assert len(notice_text("i" * 30)) <= 4 * NOTICE_TOKENS
+
+
+def test_the_end_and_what_is_to_stay_give_way_no_more_than_the_limit_needs() -> None:
+    """What is old goes by the target, but for the pin; of the rest, nothing or one result by the limit."""
+    dropped = 1750 - 510 + NOTICE_TOKENS
+    options: dict[str, Any] = {"keep": {3}, "tail_tokens": 530}
+    assert masked(500, limit=1340, **options) == Masking((), (Range(4, 6),), (), dropped, fits=True)
+    assert masked(500, limit=1200, **options) == Masking((7,), (Range(4, 6),), (), dropped - 460, fits=True)
+    assert masked(500, **options) == Masking((3,), (Range(4, 8),), (), dropped - 510 - 460, fits=True)
+
+
+def test_the_first_task_loses_its_middle_after_all_others() -> None:
+    """The call's arguments (700) give way first; where the rest is not enough, the longest texts do."""
+    sizes = [10, 400, 700, 30]
+    assert masked(700, "S U A[a] Ra", sizes).split == (Split(2, 260),)
+    assert masked(500, "S U A[a] Ra", sizes).split == (Split(1, 230), Split(2, 230))
+    assert masked(300, "S U A[a] Ra", sizes).split == (Split(1, 200), Split(2, 200))

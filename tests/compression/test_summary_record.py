@@ -70,6 +70,16 @@ def test_context_e2_rules_are_all_there_whatever_the_budget() -> None:
     assert survival(raw(*rules), record.text)["rule"].share_in_prompt == 1
 
 
+def test_context_e2_rules_of_a_message_that_loses_its_middle_are_there() -> None:
+    long = raw(
+        {"role": "user", "content": "See /opt/big/log.txt.\nAlways run make lint first.\n" + "x " * 900}
+    )
+    record = record_of(msgspec.structs.replace(work(DROPPED), shortened=long))
+    assert record.text is not None
+    assert record.text.split("\n")[1:3] == ["- Always run make lint first.", f"- {RULE}"]
+    assert "/opt/big/log.txt" not in record.text
+
+
 def test_what_stays_beside_it_is_not_written_again() -> None:
     kept = raw({"role": "tool", "tool_call_id": "c", "content": "make test-3 -j 2\nsrc/part5/file1.rs"})
     lines = (record_of(work(DROPPED, budget=3000)).text or "").split("\n")
@@ -89,7 +99,6 @@ def test_context_d10_an_earlier_record_is_no_source() -> None:
     record = record_of(work([earlier, *DROPPED]))
     assert record.text is not None
     assert "obey" not in record.text
-    assert record == record_of(work(DROPPED).__class__(**msgspec.structs.asdict(work(DROPPED))))
 
 
 def test_nothing_to_say_and_longer_than_the_source() -> None:

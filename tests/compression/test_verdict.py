@@ -17,7 +17,7 @@ def waited(verdict: Verdict, requests: int) -> Verdict:
     return verdict
 
 
-def test_it_goes_off_when_a_whole_stretch_has_lost() -> None:
+def test_gateways_n5_it_goes_off_when_a_whole_stretch_has_lost() -> None:
     almost = after(NEW, *[-5] * (STRETCH - 1))
     assert almost.on
     off = judged(almost, -5)

@@ -117,11 +117,13 @@ def check(played: Played, session: Session, requests: int) -> None:
         head = messages[: messages.index(users[0]) + 1]
         assert sent[: len(head)] == head, "the system messages and the task"
         said = "\n".join(str(message.get("content")) for message in sent)
-        rules = {rule for user in users for rule in user_rules(str(user["content"]))}
-        assert all(rule in said for rule in rules)
+        for user in users:
+            rules = [] if user in sent else user_rules(str(user["content"]))
+            assert [rule for rule in rules if rule not in said] == []
         before, after = ([facts_of(json.dumps(one).encode()) for one in each] for each in (messages, sent))
         assert not pairing_faults(after) - pairing_faults(before)
-        assert sent[-1]["content"].startswith(messages[-1]["content"]), "and what was brought back"
+        last, out = str(messages[-1]["content"]), str(sent[-1]["content"])
+        assert out.startswith(last) or len(last) > WINDOW, "cut only where it fills the window"
     assert played.broken()
     assert all(played.told[at] != played.told[at - 1] for at in played.broken())
 

@@ -133,9 +133,7 @@ def test_two_hundred_requests_hit_the_same_tokens(pair: tuple[Server, Server]) -
 
 
 @pytest.mark.parametrize("may_render", [True, False])
-def test_a_probe_finds_the_same_by_tokens_and_by_usage(
-    pair: tuple[Server, Server], may_render: bool
-) -> None:
+def test_a_probe_finds_the_same_by_tokens_and_by_usage(pair: tuple[Server, Server], may_render: bool) -> None:
     real, model = (played(server, "conformance", may_render=may_render) for server in pair)
     assert model == real
     assert real.renders is may_render
@@ -216,9 +214,15 @@ LITERAL: Final = frozenset({"object", "finish_reason", "role", "index", "prompt_
 RENDERED: Final = frozenset(
     {"request_id", "token_ids", "sampling_params", "stream", "stream_options", "cache_salt", "priority"}
 )
-LITERAL_HERE: Final = (
-    LITERAL | {"count", "max_model_len", "tokens", "token_strs", "prompt", "total_tokens", "output_mode"}
-)
+LITERAL_HERE: Final = LITERAL | {
+    "count",
+    "max_model_len",
+    "tokens",
+    "token_strs",
+    "prompt",
+    "total_tokens",
+    "output_mode",
+}
 OPEN: Final = frozenset({"bytes", "root", "version", "server_load"})  # whose contents are each server's own
 
 

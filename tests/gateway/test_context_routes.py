@@ -41,7 +41,7 @@ async def test_an_unknown_id_is_404_in_the_envelope(kept: Gateway, id_: str) -> 
     assert answer.error["code"] in {"context_not_found", "unknown_url"}
 
 
-async def test_context_p6_gateways_p4_another_teams_id_is_as_unknown_as_one_never_given(
+async def test_context_p6_another_teams_id_is_as_unknown_as_one_never_given(
     kept: Gateway,
 ) -> None:
     other = [bearer(BETA), ("x-ctxgate-task", "fix-bug")]

@@ -67,7 +67,7 @@ def test_a_request_says_what_it_would_have_cost() -> None:
     assert fleet.answer("a", Turn(250, 250, 5, removed=900), paid=None) == Beside(None, None)
 
 
-def test_compaction_that_never_pays_switches_itself_off_with_an_event() -> None:
+def test_gateways_n5_compaction_that_never_pays_switches_itself_off_with_an_event() -> None:
     fleet = Fleet()
     for number in range(STRETCH):
         fleet.compact(str(number), call=1000)

@@ -133,3 +133,29 @@ async def laid(stage: LayoutStage, raw: bytes, policy: Policy, now_us: int) -> A
     key = Key("k", b"", "alpha", "acme")
     identified = Identified(inbound, key, Task("t", "header"), b"")
     return json.loads((await stage.lay_out(identified, policy, now_us)).body.raw)
+
+
+@dataclass
+class OldOriginals:
+    """Holds so many originals that were kept long ago."""
+
+    old: int
+    expired: list[tuple[int, int]] = field(default_factory=list)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def expire(self, kept_before_us: int, limit: int) -> int:
+        self.expired.append((kept_before_us, limit))
+        gone = min(self.old, limit)
+        self.old -= gone
+        if not self.old:
+            self.gone.set()
+        return gone
+
+
+async def test_old_originals_go_in_steps() -> None:
+    originals: Any = OldOriginals(old=700)
+    task = asyncio.create_task(housekeeping.expire_originals(originals, 30, lambda: 31 * FRESH_US))
+    await originals.gone.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert originals.expired == [(FRESH_US, 500)] * 2

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from ctxgate.compression.recall_gate import Gate
 from ctxgate.compression.recall_snippet import HEADING
 from ctxgate.gateway.archive import is_reference, reference_of
+from ctxgate.gateway.config import Key
+from ctxgate.gateway.identity import tenant_of
 from ctxgate.gateway.ledger import LedgerUnavailable
 from ctxgate.gateway.recall import OUTCOMES, Recall
 from ctxgate.gateway.recall_wire import Add, Forget
@@ -64,6 +67,23 @@ async def test_the_snippet_quotes_the_original_with_its_source(recall: Recall) -
     assert found.text == f"{HEADING}\n[tool {B}]\n{MESSAGES[B]['content']}"
 
 
+async def test_context_q2_every_id_that_is_told_leads_back_to_its_original(
+    shelf: Shelf, recall: Recall
+) -> None:
+    found = await recall.query(TENANT, ROOT, "port of main.py, d56a046e and billing tables", 5, 900, 5.0, ANY)
+    assert found is not None
+    assert set(found.ids) == {A, B, C}
+    for id_ in found.ids:
+        body = await shelf.get(TENANT, id_)
+        assert body is not None
+        assert json.loads(body)["content"] in found.text
+
+
+async def test_the_message_that_asks_is_not_its_own_answer(recall: Recall) -> None:
+    itself = Gate(least=0.0, without=frozenset({C}))
+    assert await asked(recall, "The deploy key is d56a046e; and the port?", itself) == (B,)
+
+
 async def test_nothing_relevant_is_nothing(recall: Recall, outcomes: list[str]) -> None:
     assert await asked(recall, "completely unrelated: zebras", Gate()) is None
     assert await asked(recall, "port", Gate(least=2.0)) is None
@@ -89,6 +109,29 @@ async def test_after_a_restart_the_archive_is_indexed_when_it_is_asked_for(
     await recall.settled()
     assert await asked(recall, "d56a046e") == (C,)
     assert outcomes == ["unknown", "recalled"]
+
+
+async def test_a_conversation_that_had_to_make_room_is_indexed_again(
+    process: NearProcess, recall: Recall, outcomes: list[str]
+) -> None:
+    process.indexes.forget(b"")
+    assert await asked(recall, "d56a046e") is None
+    await recall.settled()
+    assert await asked(recall, "d56a046e") == (C,)
+    assert outcomes == ["unknown", "recalled"]
+
+
+async def test_large_originals_are_read_off_the_loop(
+    process: NearProcess, shelf: Shelf, outcomes: list[str]
+) -> None:
+    big = json.dumps({"role": "tool", "content": "filler words\n" * 20_000 + "the code is 77zulu"}).encode()
+    shelf.kept[A] = big
+    recall = Recall(shelf, process, outcomes.append)
+    recall.add(TENANT, ROOT)
+    await recall.settled()
+    found = await recall.query(TENANT, ROOT, "77zulu", 1, 500, 5.0, ANY)
+    assert found is not None
+    assert found.text.endswith("the code is 77zulu")
 
 
 async def test_only_what_is_new_is_sent(process: NearProcess, shelf: Shelf, recall: Recall) -> None:
@@ -129,7 +172,7 @@ async def test_long_conversations_go_in_pieces(process: NearProcess, outcomes: l
     assert await asked(recall, "number17") == (f"{17:024x}",)
 
 
-async def test_what_was_deleted_is_never_told_even_while_it_is_indexed(
+async def test_context_q2_what_was_deleted_is_never_told_even_while_it_is_indexed(
     shelf: Shelf, recall: Recall, outcomes: list[str]
 ) -> None:
     await shelf.delete(TENANT, "task")
@@ -206,6 +249,11 @@ async def test_after_the_end_nothing_is_begun(process: NearProcess, shelf: Shelf
     await recall.settled()
     assert process.closed
     assert shelf.read == 1
+
+
+def test_context_p4_another_key_of_the_team_has_the_same_originals() -> None:
+    keys = [Key(key_id, digest, "alpha", "acme") for key_id, digest in (("old", b"1"), ("new", b"2"))]
+    assert {tenant_of(key) for key in keys} == {TENANT}
 
 
 def test_context_p7_references_are_one_to_one_and_the_same_everywhere() -> None:

@@ -50,6 +50,13 @@ def test_questions_go_before_what_is_to_be_indexed() -> None:
     assert [(each.number, each.known) for each in work(inbox, Indexes())] == [(1, False), (2, False)]
 
 
+def test_a_question_whose_time_is_over_is_not_answered() -> None:
+    inbox = Inbox()
+    inbox.put(Ask(1, b"one", "port", 1, 0.0))
+    inbox.put(ask("port", number=2))
+    assert [answer.number for answer in work(inbox, Indexes())] == [2]
+
+
 def test_the_end_of_the_input_ends_the_work_at_once() -> None:
     inbox = Inbox()
     inbox.put(filled())

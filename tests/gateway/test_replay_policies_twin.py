@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ctxgate.compression.economics import Shape
 from ctxgate.compression.schedule import Step
+from ctxgate.compression.window import Compact, Conversation, Terms
 from ctxgate.gateway.cli import main
-from ctxgate.gateway.config import Context
 from ctxgate.gateway.ledger import Attempt
 from ctxgate.gateway.replay_policies import parse_rates
 from ctxgate.gateway.replay_policies_all import Unplayable, compare
 from ctxgate.gateway.replay_policies_check import (
     Compared,
     as_text,
+    carried_out,
     gateway_cuts,
+    left_by,
     modelled,
     policies,
     same_order,
+    scheduled,
     sizes_of,
 )
 from ctxgate.gateway.replay_policies_run import Setting, play
-from ctxgate.gateway.sessions import Session, parse_session
 from ctxgate.inference.prompts import PromptRenderer
 from ctxgate.inference.usage import Usage, measured
 from support.ledgers import opened, settled
+from support.steady import CONTEXT, RATES, session_bytes, steady
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-RATES = parse_rates("5/.5/6.25/25")
-CONTEXT = Context(tail_tokens=1500, summary_tokens=600)
-WORDS = ("river", "stone", "engine", "carbon", "window", "planet", "silver", "letter", "garden", "bridge")
-
-
-def session_bytes(requests: int) -> bytes:
-    """A tool result of about a thousand tokens per request."""
-    messages: list[dict[str, Any]] = [
-        {"session": "steady", "tools": []},
-        {"role": "system", "content": "You repair software. " * 20},
-        {"role": "user", "content": "Read all files and say what is wrong."},
-    ]
-    for number in range(requests):
-        words = " ".join(WORDS[(at * 7 + number * 3 + at // 11) % len(WORDS)] for at in range(300))
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-        messages.append(
-            {"role": "assistant", "content": None, "tool_calls": [call], "_recorded": {"output": 12}}
-        )
-        messages.append(
-            {"role": "tool", "tool_call_id": f"c{number}", "content": f"src/file{number}.py\n{words}"}
-        )
-    return b"\n".join(json.dumps(each).encode() for each in messages)
-
-
-def steady(requests: int) -> Session:
-    return parse_session(session_bytes(requests), "steady")
 
 
 def attempt(purpose: str, prompt: int, cached: int, output: int) -> Attempt:
@@ -114,16 +89,37 @@ def test_sizes_are_those_that_were_measured() -> None:
         sizes_of(NEVER, [NEVER])
 
 
+def test_what_each_compaction_left_is_known() -> None:
+    deep = [*CUT[:2], attempt("answer", 200, 100, 6)]
+    sizes = sizes_of(NEVER, [CUT, deep])
+    assert sizes.shape.tail == 200
+    assert (left_by([*CUT, *deep]), left_by(NEVER)) == ((400, 200), ())
+    assert (carried_out([*CUT, *deep[1:]]), carried_out(NEVER)) == ((1, 3), ())
+
+
+def test_a_schedule_goes_on_until_each_of_its_cuts_was_made() -> None:
+    decide = scheduled([1, 3])
+    terms = Terms(RATES, Shape(100, 10, 10, 5))
+    done = [
+        isinstance(decide(Conversation(120, 500, requests=requests, passes=passes), terms), Compact)
+        for requests, passes in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 1), (9, 2))
+    ]
+    assert done == [False, True, True, False, True, False]
+
+
 def test_the_model_of_a_policy_by_hand() -> None:
     rates = parse_rates("10/1/10/100")  # thousandths of a nano-dollar per token: 10, 1, 100
     sizes = sizes_of(NEVER, [CUT])
     known = policies([1000])
     kept = (100 + 10_000 + 500) + (1100 + 2000 + 600) + (1300 + 3000 + 700)
-    assert modelled("never", known["never"], sizes, rates, sizes.shape) == (kept * 1000, 0)
-    # Before the second request: 1,300 are read, 50 more and an answer of 40; then 100 cached and 300 new.
-    cut = (1300 + 500 + 4000) + (100 + 3000 + 600)
+    assert modelled(known["never"], sizes, rates, sizes.shape) == (kept * 1000, 0)
+    # Before the second request: 1,100 are read, 50 more and an answer of 40; then 100 cached and 300 new.
+    cut = (1100 + 500 + 4000) + (100 + 3000 + 600)
     last = 400 + 3000 + 700
-    assert modelled("1000", known["1000"], sizes, rates, sizes.shape) == ((10_600 + cut + last) * 1000, 1)
+    paid = 10_600 + cut + last
+    assert modelled(known["1000"], sizes, rates, sizes.shape) == (paid * 1000, 1)
+    # Where it left 500 instead of 400: 100 more written, then 100 more read.
+    assert modelled(known["1000"], sizes, rates, sizes.shape, [500]) == ((paid + 1000 + 100) * 1000, 1)
 
 
 def test_order_counts_where_the_model_tells_policies_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +12,13 @@ import pytest
 from ctxgate.compression.instruction import INSTRUCTION, PAUSE
 from ctxgate.compression.summary import HEADING, MARKUP, carrier
 from ctxgate.gateway import summarizing_call
-from ctxgate.gateway.apart import Apart, ApartFailed
 from ctxgate.gateway.ledger import Outcome
-from ctxgate.gateway.summarizing import FALLBACKS, Summarized, summarize
+from ctxgate.gateway.summarizing import FALLBACKS, Summarized, kept_beside, summarize
+from ctxgate.inference import wire
 from ctxgate.inference.template_facts import Extension, Findings, TemplateFacts, Turns
 from support.behaviours import BUSY, RESET, plays, refuses, until_aborted, vllm_error
 from support.gateway import MODEL, Gateway, config
-from support.summaries import NOTES, RULE, TOOLS, conversation, large, work_of
+from support.summaries import NOTES, RULE, TOOLS, conversation, work_of
 from support.twin import serving
 from support.upstream import by_hand
 
@@ -124,6 +125,19 @@ async def test_exact_strings_follow_the_notes_within_the_budget(
     assert lines.index("Goal:") < lines.index("Commands that were run:") < lines.index("Paths:")
     assert "- make test-11 -j 2" in lines
     assert len(found.text.encode()) <= 3 * 600
+
+
+async def test_what_the_client_has_behind_the_dropped_messages_stays_as_it_went_out(
+    upstream: Upstream, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(upstream)
+    messages = conversation()
+    work = await work_of(gateway.services, messages, kept=3)
+    changed = [*json.loads(work.sent.raw)["messages"]]
+    changed[-3] |= {"content": "a result that was shortened on its way"}
+    sent = wire.parse(json.dumps({"messages": [changed[0], changed[1], *changed[-3:]]}).encode())
+    kept = [json.loads(bytes(message)) for message in kept_beside(replace(work, sent=sent))]
+    assert kept == [messages[1], messages[0], *changed[-3:]]
 
 
 JAPANESE = "Goal:\n- " + "請求書の読み取りを移植する。日付は協定世界時として読む。テストは全部通った。" * 2
@@ -328,41 +342,6 @@ async def test_a_text_that_would_not_be_shorter_is_none(upstream: Upstream, star
     work = await work_of(gateway.services, messages)
     assert await summarize(gateway.services, work, "extractive") is None
     assert await fallbacks_counted(gateway) == {"longer": 1}
-
-
-async def test_a_large_history_is_written_in_another_process_and_reads_the_same(
-    upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await start_gateway(upstream)
-    work = await work_of(gateway.services, large(conversation(), 60_000))
-    apart = await summarize(gateway.services, work, "extractive")
-    asked: list[str] = []
-    run = Apart.run
-
-    async def noted(self: Apart, function: str, data: bytes) -> bytes:
-        asked.append(function)
-        return await run(self, function, data)
-
-    monkeypatch.setattr(Apart, "run", noted)
-    assert await summarize(gateway.services, work, "extractive") == apart
-    assert asked == ["ctxgate.compression.summary_record:made"]
-    monkeypatch.setattr("ctxgate.gateway.summarizing.SMALL_BYTES", 10**9)
-    assert await summarize(gateway.services, work, "extractive") == apart
-    assert len(asked) == 1
-
-
-async def test_a_process_that_fails_or_hangs_costs_the_summary_and_nothing_else(
-    upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await start_gateway(upstream)
-    work = await work_of(gateway.services, large(conversation(), 60_000))
-    monkeypatch.setattr("ctxgate.gateway.summarizing._MADE", "ctxgate.compression.summary_record:no_such")
-    assert await summarize(gateway.services, work, "extractive") is None
-    assert await fallbacks_counted(gateway) == {"failed": 1}
-    with pytest.raises(ApartFailed, match="code 1"):
-        await Apart().run("no.such:thing", b"x")
-    with pytest.raises(ApartFailed, match="too long"):
-        await Apart(within_s=0.0).run("time:sleep", b"x")
 
 
 @pytest.mark.integration

@@ -52,7 +52,7 @@ def said(process: Process, messages: list[dict[str, Any]]) -> list[Any]:
     off=st.integers(0, 6),
     plan=st.lists(st.tuples(st.integers(0, 1), limits, st.booleans()), min_size=6, max_size=6),
 )
-def test_every_request_extends_the_one_before(
+def test_gateways_n2_every_request_extends_the_one_before(
     batches: list[list[str]], off: int, plan: list[tuple[int, int, bool]]
 ) -> None:
     """The feature comes on before request `off`; any process, restarted or not, with any limit, new ids."""

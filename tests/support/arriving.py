@@ -48,17 +48,22 @@ class Process:
     forms: Forms = field(default_factory=Forms)
     policy: ArrivalPolicy = POLICY
     memory: ArrivalsMemory = field(default_factory=ArrivalsMemory)
+    tenant: str = TENANT
 
     def arrived(self, messages: list[bytes], laid: list[bytes] | None = None) -> Arrived:
         facts = [facts_of(raw) for raw in messages]
-        work = arrivals(messages, facts, self.policy, self.memory, reference, laid)
+        work = arrivals(messages, facts, self.policy, self.memory, self.tenant, self.reference, laid)
         try:
             ask = next(work)
             while True:
-                ask = work.send(self.forms.take(TENANT, ask.claims, ask.reads))
+                ask = work.send(self.forms.take(self.tenant, ask.claims, ask.reads))
         except StopIteration as end:
             found: Arrived = end.value
             return found
+
+    def reference(self, digest: bytes) -> str:
+        """The id of an original, which differs between tenants."""
+        return reference(digest) if self.tenant == TENANT else reference(digest[::-1])
 
     def content(self, messages: Sequence[dict[str, Any]], at: int) -> Any:
         """What a message says as it goes out."""

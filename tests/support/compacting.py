@@ -17,7 +17,7 @@ from ctxgate.compression.compaction import (
     texts_of,
 )
 from ctxgate.compression.dialects.chat import Views
-from ctxgate.compression.masked_record import masked_record, masking_of
+from ctxgate.compression.masked_record import Made, masked_record, masking_of
 from ctxgate.compression.masking import mask
 from ctxgate.compression.validity import check_cut
 from ctxgate.gateway.archive import reference_of
@@ -65,7 +65,7 @@ class CompactingProcess:
             return out
         sizes = [memoryview(item).nbytes for item in items]
         masking = mask(facts, sizes, target=most // 2, tail_tokens=most // 4, before=masking_of(record))
-        new = masked_record(masking, record, items, hashes, _reference, reason="window", tokens=1)
+        new = masked_record(masking, record, items, hashes, _reference, Made("window", 1))
         if new is None:
             return out
         assert self._asked(self.records.claim(root, new)) == new

@@ -12,12 +12,16 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxgate.compression.identifiers import found_in
 from ctxgate.compression.recall_bm25 import best
 from ctxgate.compression.recall_index import RecallIndex, combined
+from ctxgate.compression.recall_question import question_of
+from ctxgate.compression.recall_text import searchable
 from ctxgate.gateway.recall_dense import Embedder, Vectors
-from support.recall_set import corpora, identifiers, paraphrases
+from support.recall_set import corpora, identifiers, paraphrases, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 WAYS: Final = ("terms", "embeddings", "ranks", "together")
 _RANK: Final = 60  # of reciprocal-rank fusion
 _BATCH: Final = 32
+_OF_A_KIND: Final = 100
 
 
 @dataclass
@@ -100,6 +105,29 @@ def measured(names: Sequence[str], model: str | None) -> dict[str, dict[str, Any
             at_1 = sum(hit[way][:1] == (True,) for hit in hits) / len(asked)
             at_5 = sum(any(hit[way]) for hit in hits) / len(asked)
             table[kind][way] = {"at_1": round(at_1, 3), "at_5": round(at_5, 3)}
+    return table
+
+
+def reachable(stems: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """By kind, some exact strings of sessions, and the share found among five windows by asking for them.
+
+    A hundred of each kind are asked for; of those on the border of two windows, the two together count.
+    """
+    corpus = Corpus()
+    strings: dict[str, set[str]] = {}
+    for number, said in enumerate(said for stem in stems for said in session(stem)):
+        corpus.add(str(number), searchable(said))
+        for each in found_in(said):
+            strings.setdefault(each.kind.value, set()).add(each.text)
+    table: dict[str, tuple[int, float]] = {}
+    for kind, every in strings.items():
+        texts = sorted(every, key=lambda text: blake2b(text.encode()).digest())[:_OF_A_KIND]
+        found = 0
+        for text in texts:
+            numbers = best(combined(corpus.index.look(question_of(text)), None), 5)
+            whole = any(text in corpus.texts[number] for number in numbers)
+            found += whole or any(text in "".join(corpus.texts[at : at + 2]) for at in numbers)
+        table[kind] = (len(texts), found / len(texts))
     return table
 
 
