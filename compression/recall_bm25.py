@@ -60,6 +60,10 @@ class Bm25:
         holding, every = len(found) // 2, len(self._lengths)
         return log(1 + (every - holding + 0.5) / (holding + 0.5))
 
+    def holding(self, term: str) -> list[int]:
+        """The documents that hold a term."""
+        return list(self._postings.get(term, ())[::2])
+
     def scores(self, weights: Mapping[str, float]) -> dict[int, float]:
         """The score of every document that holds one of the terms, each term's part times its weight."""
         scores: dict[int, float] = {}

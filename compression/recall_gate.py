@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from ctxgate.inference.rates import Rates
 
-LEAST: Final = 0.35
+LEAST: Final = 0.4
 """Relevance below which nothing is brought back (measured: docs/decisions/0017-recall.md)."""
 
 CALL_OUTPUT: Final = 100
 """Output tokens of a call that fetches something."""
 
 # How often the first window of a relevance answered the question, where half of the questions had no answer.
-_CALIBRATION: Final = ((0.35, Fraction(2, 5)), (0.45, Fraction(3, 5)), (0.6, Fraction(9, 10)))
+_CALIBRATION: Final = ((0.4, Fraction(1, 4)), (0.5, Fraction(1, 2)), (0.65, Fraction(9, 10)))
 
 
 def probability(relevance: float) -> Fraction:

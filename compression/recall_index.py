@@ -39,9 +39,15 @@ NAMES_NOTHING, NAMES_ALL = 0.3, 0.6
 """The share of exact strings in a question up to which it counts as naming none, and from which as nothing
 but them."""
 
-WORDS_ALONE, NAMES_ALONE = 0.6, 1.2
-"""What coverage counts where likeness is not known: of a question without exact strings, of one with
-nothing else. With these one bound parts right from wrong answers either way."""
+WORDS_ALONE: Final = 0.6
+"""What the coverage of a question without exact strings counts where likeness is not known."""
+
+HELD: Final = 0.15
+"""What a window gains that holds all the exact strings of a question, however long it is."""
+
+NAMES: Final = 1.6
+"""What the coverage of a question of exact strings alone counts. A window of usual length that holds all of
+a question once covers it by 0.45; with these, one bound parts right from wrong answers in every case."""
 
 _PER_WINDOW: Final = 150  # bytes, roughly, as CPython keeps them
 _PER_POSTING: Final = 18
@@ -113,30 +119,33 @@ class RecallIndex:
         known = sum(full.values())
         if not known:
             return Looked({}, 0.0)
-        # A term that stands in no window still counts as asked for: at what the rarest known one weighs.
-        rarest = max(rarity(term) for term in weights)
-        missing = sum(weights[term] * rarest for term in (*found.words, *found.exact) if not full[term])
-        scores = self._terms.scores(weights)
-        whole = known + missing
         named = sum(full[term] for term in found.exact) + sum(full[term] for term in found.parts)
-        exact = (
-            named if any(full[term] for term in (*found.exact, *filter(is_structured, found.parts))) else 0.0
-        )
-        return Looked(
-            {number: scores[number] / whole for number in best(scores, CANDIDATES)},
-            exact / known,
-        )
+        if not any(full[term] for term in (*found.exact, *filter(is_structured, found.parts))):
+            named = 0.0
+        exact = named / known
+        # A term that stands in no window was asked for too, and weighs as the rarest known one; but a word
+        # beside an exact string that is found says little.
+        rarest = max(rarity(term) for term in weights)
+        missing = sum(weights[term] * rarest for term in found.exact if not full[term])
+        missing += (1 - exact) * sum(weights[term] * rarest for term in found.words if not full[term])
+        scores = self._terms.scores(weights)
+        whole = sum(full[term] for term in found.exact)
+        for term in found.exact if exact >= NAMES_NOTHING else ():
+            for number in self._terms.holding(term):
+                scores[number] += (known + missing) * HELD * full[term] / whole
+        coverage = {number: scores[number] / (known + missing) for number in best(scores, CANDIDATES)}
+        return Looked(coverage, exact)
 
 
 def combined(looked: Looked, likeness: Mapping[int, float] | None) -> dict[int, float]:
-    """How relevant each window is, 0 to 1 and hardly above. `likeness` None: no embeddings are at hand."""
+    """How relevant each window is: from 0, and rarely above 1. `likeness` None: no embeddings are at hand."""
     coverage = looked.coverage
     if likeness is None:
-        scale = WORDS_ALONE + (NAMES_ALONE - WORDS_ALONE) * looked.exact
+        scale = WORDS_ALONE + (NAMES - WORDS_ALONE) * looked.exact
         return {number: scale * covered for number, covered in coverage.items()}
     floor = min(likeness.values(), default=0.0)
     named = min(max(looked.exact - NAMES_NOTHING, 0.0) / (NAMES_ALL - NAMES_NOTHING), 1.0)
-    of_coverage = WORDS_HELP + (1 - WORDS_HELP) * named
+    of_coverage = WORDS_HELP + (NAMES - WORDS_HELP) * named
     of_likeness = 1 - (1 - LIKENESS_HELPS) * named
     return {
         number: of_coverage * coverage.get(number, 0.0) + of_likeness * likeness.get(number, floor)

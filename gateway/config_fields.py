@@ -239,13 +239,13 @@ TIKTOKEN: Final = Field(
     Name("the name of an encoding"),
     "An encoding of the library tiktoken, such as `o200k_base`.",
 )
-TOKENIZER_FILE: Final = Field("file", FILE_PATH, "A `tokenizer.json`; needs the library tokenizers.")
+TOKENIZER_FILE: Final = Field("file", FILE_PATH, "A `tokenizer.json` of the library tokenizers.")
 TOKENIZER_SECTION: Final = Section((TIKTOKEN, TOKENIZER_FILE))
 TOKENIZER: Final = Field(
     "tokenizer",
     TOKENIZER_SECTION,
-    "How the tokens of new messages are counted between two answers: by one of these. It never replaces "
-    "what a replica measured.",
+    "How the tokens of new messages are counted between two answers: by one of these (extra `tokenizers`). "
+    "It never replaces what a replica measured.",
     default_text="by their bytes, as measured",
 )
 RECALL_PROBE: Final = Field(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.compression.ask import together
 from ctxgate.compression.compaction import ShapingMemory, chosen, covered, root_of
-from ctxgate.compression.masked_record import masked_record
 from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.validity import Invalid
@@ -27,7 +26,7 @@ from ctxgate.gateway.archive import reference_of
 from ctxgate.gateway.context_background import Compactor
 from ctxgate.gateway.context_lengths import Tokenizers, Windows, count_exactly
 from ctxgate.gateway.context_level import Mode
-from ctxgate.gateway.context_masking import made_of, masked
+from ctxgate.gateway.context_masking import Goal, masked
 from ctxgate.gateway.context_records import Records
 from ctxgate.gateway.context_shown import Shown
 from ctxgate.gateway.context_sizes import Estimate, Lengths, size_of_tools, total
@@ -265,15 +264,8 @@ class ContextStage:
             if refusals > 1:
                 most = wanted = wanted * _SHORTER[0] // _SHORTER[1]
             facts = self.views.messages(turn.tenant, turn.messages)
-            masking = await masked(turn, self.lengths, facts, wanted, terms.shape.tail, most)
-            record = masked_record(
-                masking,
-                turn.record,
-                turn.messages,
-                turn.hashes,
-                turn.reference,
-                made_of(turn, masking, self.lengths, reason),
-            )
+            goal = Goal(wanted, terms.shape.tail, most, reason)
+            record = await masked(turn, self.lengths, facts, goal)
             if record is None:
                 return
             if await self._settled(turn, record):

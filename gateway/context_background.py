@@ -10,12 +10,11 @@ import msgspec
 
 from ctxgate.compression.compaction import Compaction, chosen, joined, newly_left_out
 from ctxgate.compression.cut import plan_cut
-from ctxgate.compression.masked_record import masked_record
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.summary import carrier
 from ctxgate.compression.window import failed
 from ctxgate.gateway.context_level import Summarizer
-from ctxgate.gateway.context_masking import keep_of, made_of, masked, message_tokens
+from ctxgate.gateway.context_masking import Goal, keep_of, masked, message_tokens
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.gateway.summarizing import summarize
 from ctxgate.gateway.summary_work import SummaryWork
@@ -183,15 +182,8 @@ class Compactor:
         turn, terms = job.turn, job.terms
         tail = int(terms.harder * terms.shape.tail)
         facts = self._stage.views.messages(turn.tenant, turn.messages)
-        masking = await masked(turn, self._stage.lengths, facts, job.decision.target, tail, None)
-        return masked_record(
-            masking,
-            turn.record,
-            turn.messages,
-            turn.hashes,
-            turn.reference,
-            made_of(turn, masking, self._stage.lengths, job.decision.reason),
-        )
+        goal = Goal(job.decision.target, tail, None, job.decision.reason)
+        return await masked(turn, self._stage.lengths, facts, goal)
 
     def _tokens(self, text: bytes, turn: Turn) -> int:
         return self._stage.lengths.of(turn.model.name).tokens(measure(text))

@@ -7,18 +7,19 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.cut import pinned
-from ctxgate.compression.masked_record import Made, masking_of
+from ctxgate.compression.masked_record import Made, masked_record, masking_of
 from ctxgate.compression.masking import mask
 from ctxgate.compression.said import Said, read_said
 from ctxgate.gateway.context_sizes import KNOWN_SPREAD, size_of_tools
 from ctxgate.inference.lengths import measure
+from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ctxgate.compression.ask import Text
+    from ctxgate.compression.compaction import Compaction
     from ctxgate.compression.dialects.chat import Facts
-    from ctxgate.compression.masking import Masking
     from ctxgate.compression.window import Reason
     from ctxgate.gateway.context_sizes import Lengths
     from ctxgate.gateway.context_turn import Turn
@@ -46,10 +47,13 @@ def other_tokens(turn: Turn, lengths: Lengths) -> int:
     return math.ceil(lengths.of(turn.model.name).tokens(size) * turn.scale(lengths))
 
 
-def made_of(turn: Turn, masking: Masking, lengths: Lengths, reason: Reason) -> Made:
-    """Why a masking was made, and the length that it left."""
-    tokens = masking.tokens + other_tokens(turn, lengths)
-    return Made(reason.value, tokens, turn.bytes_per_token())
+class Goal(Record, frozen=True):
+    """What a masking aims at: about `target` tokens, at most `limit`, the last `tail` untouched; and why."""
+
+    target: int
+    tail: int
+    limit: int | None
+    reason: Reason
 
 
 def keep_of(turn: Turn, tokens: Sequence[int], facts: Sequence[Facts]) -> set[int]:
@@ -69,27 +73,25 @@ def _said(facts: Facts, message: Text, *, sticky: bool) -> Said:
     return Said(facts.role, answers=facts.answers)
 
 
-async def masked(
-    turn: Turn, lengths: Lengths, facts: Sequence[Facts], target: int, tail_tokens: int, limit: int | None
-) -> Masking:
-    """What is masked, dropped and cut for a prompt of about `target` tokens, at most `limit`.
-
-    `facts`: see `keep_of`.
-    """
+async def masked(turn: Turn, lengths: Lengths, facts: Sequence[Facts], goal: Goal) -> Compaction | None:
+    """The record of a masking; None where nothing more can be left out. `facts`: see `keep_of`."""
     tokens = message_tokens(turn, lengths)
     other = other_tokens(turn, lengths)
-    room = max(target - other, 1)
-    most = None if limit is None else max(round(limit * (1 - KNOWN_SPREAD)) - other, room)
+    room = max(goal.target - other, 1)
+    most = None if goal.limit is None else max(round(goal.limit * (1 - KNOWN_SPREAD)) - other, room)
+    ratio = turn.bytes_per_token()
 
-    def work() -> Masking:
-        return mask(
+    def work() -> Compaction | None:
+        masking = mask(
             turn.facts,
             tokens,
             target=room,
-            tail_tokens=tail_tokens,
+            tail_tokens=goal.tail,
             keep=keep_of(turn, tokens, facts),
-            before=masking_of(turn.record, turn.bytes_per_token()),
+            before=masking_of(turn.record, ratio),
             limit=most,
         )
+        made = Made(goal.reason.value, masking.tokens + other, ratio)
+        return masked_record(masking, turn.record, turn.messages, turn.hashes, turn.reference, made)
 
     return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()

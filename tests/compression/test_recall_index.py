@@ -85,11 +85,11 @@ def test_coverage_is_the_weighed_share_of_the_question() -> None:
 def test_a_question_by_names_goes_by_coverage_and_any_other_by_likeness() -> None:
     likeness = {0: 0.8, 1: 0.5}
     named = combined(Looked({0: 0.1, 1: 0.7}, 1.0), likeness)
-    assert named == pytest.approx({0: 0.1 + 0.15 * 0.8, 1: 0.7 + 0.15 * 0.5})
+    assert named == pytest.approx({0: 1.6 * 0.1 + 0.15 * 0.8, 1: 1.6 * 0.7 + 0.15 * 0.5})
     meant = combined(Looked({0: 0.1, 1: 0.7}, 0.0), likeness)
     assert meant == pytest.approx({0: 0.15 * 0.1 + 0.8, 1: 0.15 * 0.7 + 0.5})
     between = combined(Looked({0: 0.4}, 0.45), likeness)  # half way
-    assert between[0] == pytest.approx(0.575 * 0.4 + 0.575 * 0.8)
+    assert between[0] == pytest.approx(0.875 * 0.4 + 0.575 * 0.8)
 
 
 def test_what_is_not_among_the_nearest_is_as_near_as_the_last_of_them() -> None:
@@ -99,7 +99,7 @@ def test_what_is_not_among_the_nearest_is_as_near_as_the_last_of_them() -> None:
 def test_without_embeddings_words_alone_count_less_than_names() -> None:
     looked = {0: 0.5}
     by_name, by_word = (combined(Looked(looked, exact), None)[0] for exact in (1.0, 0.0))
-    assert by_name == pytest.approx(0.6)
+    assert by_name == pytest.approx(0.8)
     assert by_word == pytest.approx(0.3)
 
 

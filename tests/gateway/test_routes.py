@@ -221,8 +221,10 @@ async def test_the_description_tells_of_every_header_read_or_sent(gateway: Gatew
         operation = document["paths"][path]["post"]
         layout = next(one for one in operation["parameters"] if one["name"] == "x-ctxgate-layout")
         assert layout["schema"]["enum"] == ["off", "safe", "declared", "learned"]
+        compaction = next(one for one in operation["parameters"] if one["name"] == "x-ctxgate-compaction")
+        assert compaction["schema"]["enum"] == ["off", "window", "auto"]
         assert "x-ctxgate-task" in {one["name"] for one in operation["parameters"]}
-        told = {"x-ctxgate-layout", "x-ctxgate-expected-cached", "x-ctxgate-miss"}  # where there is something
+        told = {"x-ctxgate-layout", "x-ctxgate-compaction", "x-ctxgate-expected-cached", "x-ctxgate-miss"}
         assert sent | told == set(operation["responses"]["200"]["headers"])
         assert set(operation["responses"]["408"]["headers"]) == {"x-request-id"}
 

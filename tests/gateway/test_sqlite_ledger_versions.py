@@ -96,7 +96,7 @@ def test_an_opening_that_was_queued_before_version_4_is_the_same_row_afterwards(
 
     async def repeat() -> None:
         ledger = SqliteLedger(path, price=price)
-        await ledger.open(opened())
+        await write(ledger, (opened(), settled()))
         await ledger.close()
 
     asyncio.run(repeat())

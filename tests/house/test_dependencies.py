@@ -51,7 +51,10 @@ def test_imports_and_declared_dependencies_agree() -> None:
     core = declared(project["dependencies"])
     extras = project["optional-dependencies"]
     optional = set().union(
-        *(declared(extras[name]) for name in ("twin", "redis", "dense", "pictures", "providers"))
+        *(
+            declared(extras[name])
+            for name in ("twin", "tokenizers", "redis", "dense", "pictures", "providers")
+        )
     )
     assert imported() - core <= optional
     assert core - imported() <= BY_NAME
