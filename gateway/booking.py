@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ctxgate.gateway import metering
 from ctxgate.gateway.flow import Answered, Settled
@@ -15,6 +14,8 @@ from ctxgate.inference import rates
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.flow import Held
     from ctxgate.gateway.miss import Miss
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from ctxgate.inference.chat_stream import StreamReader
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
-
-_DURABLE_WITHIN_S: Final = 2.0
 
 
 class Booking:
@@ -45,6 +44,7 @@ class Booking:
         self.text_bytes = 0
         self.engine_error: bytes | None = None  # reported inside an answer of status 200
         self._miss: Miss | None = None
+        self._priced: tuple[Usage, Charge] | None = None
 
     def open(self) -> None:
         """Queue the opening row."""
@@ -57,24 +57,11 @@ class Booking:
         A store that fails now does not throw an answer away that is being made: the ledger keeps what
         it could not write, and new requests are refused until it can.
         """
-        await self._within_reason(self._opened)
+        await self._services.patience.wait(self._opened)
 
     async def durable(self) -> None:
         """Wait until the settlement is, so that a client never holds an unbooked answer; as above."""
-        await self._within_reason(self._settled)
-
-    @staticmethod
-    async def _within_reason(step: asyncio.Future[None] | asyncio.Future[bool] | None) -> None:
-        if step is None or step.done():
-            return
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(_DURABLE_WITHIN_S, _release, waiter)
-        step.add_done_callback(lambda _: _release(waiter))
-        try:
-            await waiter
-        finally:
-            timer.cancel()
+        await self._services.patience.wait(self._settled)
 
     def first_text(self) -> None:
         """Note the time of the first text; only the first call counts."""
@@ -138,8 +125,10 @@ class Booking:
 
     def charge(self, usage: Usage) -> Charge:
         """The price of a usage at the rates of the day the attempt was opened."""
-        day = datetime.fromtimestamp(self._row.opened_at_us / 1e6, UTC).date()
-        return rates.charge(usage, self._held.routed.pool.rates, day)
+        if self._priced is None or self._priced[0] != usage:  # a stream's usage is priced for its client, too
+            day = datetime.fromtimestamp(self._row.opened_at_us / 1e6, UTC).date()
+            self._priced = usage, rates.charge(usage, self._held.routed.pool.rates, day)
+        return self._priced[1]
 
     def basis(self) -> metering.Basis:
         """What an estimate of this call stands on."""
@@ -174,8 +163,3 @@ class Booking:
             self._services.prompt_ratios.learn(self._row.model, self._row.body_bytes, usage.prompt)
         if usage.output.certainty is Certainty.MEASURED and usage.output.value and self.text_bytes:
             self._services.output_ratios.learn(self._row.model, self.text_bytes, usage.output.value)
-
-
-def _release(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -14,6 +14,7 @@ from ctxgate.gateway.context_savings import Savings
 from ctxgate.gateway.fleet import steady_us
 from ctxgate.gateway.identity import Roots
 from ctxgate.gateway.misses import Misses
+from ctxgate.gateway.patience import Patience
 from ctxgate.gateway.tool_refusal import ToolRefusal
 from ctxgate.inference.estimate import TokenRatio
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from ctxgate.inference.client import UpstreamClient
 
 _UNMEASURED: Final = TokenRatio()
+DURABLE_WITHIN_S: Final = (
+    2.0  # an answer does not wait longer for its row; the ledger keeps what it could not write
+)
 
 
 def unix_us() -> int:
@@ -107,6 +111,7 @@ class Services:
     attempts: set[Attempt] = field(default_factory=set)
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
+    patience: Patience = field(default_factory=lambda: Patience(DURABLE_WITHIN_S))
     apart: Apart = field(default_factory=Apart)
     tool_refusal: ToolRefusal = field(default_factory=ToolRefusal)
     misses: Misses = field(init=False)

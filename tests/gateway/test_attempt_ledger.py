@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway.ledger import LedgerUnavailable, Outcome
+from ctxgate.gateway.patience import Patience
 from support.gateway import HELLO, STREAM, bearer, until
 from support.upstream import by_hand
 
@@ -90,9 +91,9 @@ async def test_no_byte_of_an_answer_leaves_before_the_attempt_is_open(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_store_that_is_slow_to_settle_does_not_keep_the_answer_for_long(
-    gateway: Gateway, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, stream: bool
+    gateway: Gateway, upstream: Upstream, stream: bool
 ) -> None:
-    monkeypatch.setattr("ctxgate.gateway.booking._DURABLE_WITHIN_S", 0.02)
+    gateway.services.patience = Patience(0.02)
     ledger = Held(gateway)
     ledger.settling = asyncio.get_running_loop().create_future()
     answer = await gateway.post(HELLO | {"stream": stream})
@@ -100,20 +101,20 @@ async def test_a_store_that_is_slow_to_settle_does_not_keep_the_answer_for_long(
     if stream:
         assert answer.events[-1] == b"[DONE]"
     assert len(ledger.settled) == 1
-    ledger.settling.set_result(True)
+    assert ledger.settling.result() is None  # given up
 
 
 async def test_an_exchange_that_runs_out_of_time_while_it_is_booked_is_answered_all_the_same(
     gateway: Gateway, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctxgate.gateway.attempt._AFTER_DONE_S", 0.01)
-    monkeypatch.setattr("ctxgate.gateway.booking._DURABLE_WITHIN_S", 0.1)
+    gateway.services.patience = Patience(0.1)
     ledger = Held(gateway)
     ledger.settling = asyncio.get_running_loop().create_future()
     answer = await gateway.post(STREAM)
     assert answer.events[-1] == b"[DONE]"
     assert [row.outcome for row in ledger.settled] == [Outcome.COMPLETED]
-    ledger.settling.set_result(True)
+    assert ledger.settling.done()  # given up
 
 
 async def test_a_client_that_leaves_while_its_answer_is_booked_changes_nothing(
