@@ -31,7 +31,7 @@ from ctxgate.compression.splitting import split_message
 from ctxgate.compression.validity import Invalid, check_cut
 from ctxgate.inference import wire
 from support.chats import chat
-from support.compacting import CompactingProcess
+from support.compacting import CompactingProcess, messages_of
 from support.seeds import printed
 
 HASHES = tuple(bytes([at]) * 32 for at in range(1, 12))
@@ -99,7 +99,7 @@ def test_the_longest_anchor_that_the_request_holds_counts_and_of_two_the_later()
     assert chosen([], HASHES) is None
 
 
-def test_a_late_result_of_a_dropped_call_makes_a_record_useless() -> None:
+def test_context_b2_a_late_result_of_a_dropped_call_makes_a_record_useless() -> None:
     record = Compaction(HASHES[3], 4, dropped=((2, 4),))
     assert covered(record, chat("S U A[a] Ra A U"))
     assert not covered(record, chat("S U A[a] Ra A Ra U"))
@@ -203,7 +203,7 @@ def test_masking_becomes_a_record_that_the_next_one_builds_on() -> None:
     assert masked_record(nothing, None, raws, HASHES, lambda _: "r", Made("window", 9)) is None
 
 
-def test_a_summary_stays_when_masking_follows_it() -> None:
+def test_context_m7_a_summary_stays_when_masking_follows_it() -> None:
     summary = json.dumps({"role": "user", "content": "[Summary] Never touch main."}).encode()
     rule = b'{"role":"user","content":"Never touch main. You must log."}'
     text = read_said(notice("r1", [rule, b'{"role":"tool","content":"must"}'], summary)).text
@@ -218,13 +218,41 @@ def test_what_is_new_in_a_record() -> None:
     assert joined([(5, 6), (2, 4), (4, 5), (8, 9)]) == ((2, 6), (8, 9))
 
 
-def test_of_two_records_made_at_once_the_later_takes_up_the_other_or_gives_way() -> None:
+def test_context_o5_of_two_records_made_at_once_the_later_takes_up_the_other_or_gives_way() -> None:
     other = Compaction(b"", 0, dropped=((2, 3),), masked=(3, 8), split=((1, 700), (2, 9), (7, 50)))
     both = RECORD.with_others(other)
     assert both is not None
     assert (both.dropped, both.masked, both.split) == (RECORD.dropped, (4, 8), ((1, 700), (7, 50)))
     assert (both.anchor, both.carrier) == (RECORD.anchor, RECORD.carrier)
     assert RECORD.with_others(Compaction(b"", 0, dropped=((4, 5),))) is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"role": "user", "content": "stop"},
+        {"role": "assistant", "content": "Shall I delete the old tables? Answer yes or no."},
+    ],
+)
+def test_context_e6_s2_a_record_is_neither_the_last_word_nor_an_answer_of_the_user(
+    end: dict[str, Any],
+) -> None:
+    """At a "stop", or where the user is asked to agree: that stays last, and nothing answers it."""
+    task = {"role": "user", "content": "Port the billing service."}
+    history = [task, *({"role": "assistant", "content": f"Step {at}. " + "x " * 200} for at in range(9)), end]
+    process = CompactingProcess()
+    sent = messages_of(process.sent(history, 3000))
+    (record,) = process.made
+    assert sent[0] == task
+    assert sent[-1] == end
+    synthetic = [message for message in sent if message not in history]
+    assert synthetic == [json.loads(record.carrier)]
+    assert synthetic[0]["role"] == "user"
+    assert synthetic[0]["content"].startswith("[Record by the gateway")
+    assert "continue" not in synthetic[0]["content"].lower()
+    # In the next turn the record stands where it stood, and what the user says then is the last word.
+    later = messages_of(process.sent([*history, {"role": "user", "content": "no"}]))
+    assert later == [*sent, {"role": "user", "content": "no"}]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def kept(text: str, cut: Cut) -> str:
         ("", []),
     ],
 )
-def test_units_hold_calls_and_results_together(text: str, expected: list[tuple[int, int]]) -> None:
+def test_context_l5_units_hold_calls_and_results_together(text: str, expected: list[tuple[int, int]]) -> None:
     assert spans(text) == expected
 
 

@@ -46,7 +46,7 @@ WORK = [
 ]
 
 
-def test_each_part_says_what_belongs_to_it() -> None:
+def test_context_q5_each_part_says_what_belongs_to_it() -> None:
     found = extract(WORK, 2000, task=TASK)
     assert found is not None
     assert found.goal == (TASK.text, WORK[0].text, WORK[-1].text)
@@ -134,7 +134,7 @@ def test_context_m2_m4_m5_empty_and_placeholder_summaries_are_refused(text: str)
     assert fault_of(text, 10_000) is SummaryFault.EMPTY
 
 
-def test_a_summary_must_be_shorter_than_what_it_stands_for() -> None:
+def test_context_f7_a_summary_must_be_shorter_than_what_it_stands_for() -> None:
     text = "The parser was fixed and the tests pass."
     size = len(framed(text).encode())
     assert fault_of(text, size) is SummaryFault.LONGER

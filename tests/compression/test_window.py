@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -172,7 +173,7 @@ def test_the_window_s_trigger_leaves_the_reserve() -> None:
     assert decide(at(203_000), terms, 1_144) == Compact(Reason.WINDOW, 42_000, 204_144)
 
 
-def test_a_reserve_larger_than_the_window_leaves_half_of_it() -> None:
+def test_context_f10_a_reserve_larger_than_the_window_leaves_half_of_it() -> None:
     assert Limits(window=2_048, largest_output=32_000).window_trigger() == 1_024
     terms = replace(TERMS, limits=Limits(window=2_048, largest_output=32_000))
     # before the first pass the base is only planned: a window below it is no reason to wait
@@ -235,7 +236,7 @@ def test_right_after_a_pass_nothing_is_due_until_it_has_grown() -> None:
     assert reason(decide(full, terms, 1)) is Reason.WINDOW
 
 
-def test_an_exhausted_conversation_waits_until_the_window_is_full() -> None:
+def test_context_f5_an_exhausted_conversation_waits_until_the_window_is_full() -> None:
     """After a shallow pass at a trigger of 204,144: 262,144 - 6k - 1 is where the summary just fits."""
     terms = replace(TERMS, limits=replace(WINDOW, tier_edge=180_000))
     state = compacted(at(210_000), terms, 150_000, 180_000)
@@ -282,3 +283,84 @@ def test_every_shape_is_accepted() -> None:
     nothing = Terms(RATES, Shape(0, 0, 0, 0))
     assert decide(Conversation(0, 0), nothing) == KEEP
     assert reason(decide(observed(Conversation(0, 0), nothing, 5), nothing)) is Reason.MONEY
+
+
+# ---- conversations turn by turn -------------------------------------------------------------------------
+
+
+def played(terms: Terms, turns: int, *, start: int, step: int, left: int | None) -> tuple[list[int], int]:
+    """The turns after which a growing conversation is compacted, and its longest prompt.
+
+    A pass leaves `left` tokens, or comes to nothing where that is None.
+    """
+    state, prompt, longest = begin(terms.shape), start, start
+    due: list[int] = []
+    for turn in range(turns):
+        prompt += step
+        longest = max(longest, prompt)
+        state = observed(state, terms, prompt)
+        decision = decide(state, terms)
+        if isinstance(decision, Compact):
+            due.append(turn)
+            state = failed(state, terms) if left is None else compacted(state, terms, left, decision.trigger)
+            prompt = state.tokens
+    return due, longest
+
+
+def test_context_f1_f4_f8_an_overhead_above_the_trigger_is_not_compacted_in_every_turn() -> None:
+    """29k that no pass removes, above a trigger of 27.9k; the agent goes on by itself, 300 tokens a turn.
+
+    From the first, shallow pass on only the full window counts: 33,999 tokens, 17 turns later each time.
+    """
+    limits = Limits(window=40_000, largest_output=6_100, summary_call=6_000)
+    assert (limits.window_trigger(), limits.brink()) == (27_900, 33_999)
+    due, _ = played(Terms(FREE.rates, SHAPE, limits), 60, start=29_000, step=300, left=29_000)
+    assert due[0] == 0
+    pauses = [after - before for before, after in pairwise(due)]
+    assert min(pauses) * 300 >= 27_900 // 10, "a tenth of the trigger, where nothing costs anything"
+    due, _ = played(replace(TERMS, limits=limits), 60, start=29_000, step=300, left=29_000)
+    assert due == [0, 17, 34, 51]
+
+
+def test_context_f2_after_a_pass_without_progress_none_follows() -> None:
+    """43k that stay, 33.5k usable: one try, and none in the 35 turns until the window is full at 53,999."""
+    limits = Limits(window=60_000, largest_output=20_500, summary_call=6_000)
+    assert limits.window_trigger() == 33_500
+    due, longest = played(replace(TERMS, limits=limits), 36, start=43_000, step=300, left=None)
+    assert (due, longest) == ([0], 53_800)
+
+
+def test_context_f5_one_round_nearly_as_long_as_the_trigger_holds_no_other_pass_back() -> None:
+    """A round of 0.9 of the trigger stays: money waits, but a prompt that would not fit does not."""
+    terms = replace(TERMS, limits=WINDOW)
+    state = compacted(at(204_144), terms, 183_730, 204_144)
+    assert decide(replace(state, tokens=200_000, spent=F0 * 9), terms) == KEEP
+    assert reason(decide(replace(state, tokens=256_143), terms)) is Reason.WINDOW
+
+
+def test_context_g9_prompt_and_answer_never_exceed_the_window_by_one() -> None:
+    """180,225 and 16,384 are 196,609, one more than the window has."""
+    terms = replace(TERMS, limits=Limits(window=196_608, largest_output=16_384))
+    assert decide(at(180_223), terms) == KEEP
+    assert reason(decide(at(180_224), terms)) is Reason.WINDOW
+    assert reason(decide(at(180_000), terms, 225)) is Reason.WINDOW
+
+
+@pytest.mark.parametrize("window", [None, 1_000_000])
+def test_context_i2_i4_the_cost_bounds_a_conversation_far_from_any_window(window: int | None) -> None:
+    """500 turns of 1200 tokens, 618k in all; X* = 33,870 above a base of 42k, and one turn more."""
+    terms = replace(TERMS, limits=Limits(window=window))
+    due, longest = played(terms, 500, start=18_000, step=1200, left=42_000)
+    assert len(due) > 10
+    assert longest <= 42_000 + 2 * 33_870
+
+
+def test_gateways_n4_where_reading_again_costs_nothing_the_window_and_the_latency_bound_the_length() -> None:
+    """Cached tokens are free, everything else is not: money alone would never compact 618k."""
+    terms = Terms(dollars(1, 0, 1, 4), SHAPE)
+    assert played(terms, 500, start=18_000, step=1200, left=42_000) == ([], 618_000)
+    _, longest = played(replace(terms, limits=WINDOW), 500, start=18_000, step=1200, left=42_000)
+    assert longest < 204_144 + 1200
+    quick = replace(terms, latency=Latency(SPEED, between_ms=30))
+    _, longest = played(quick, 500, start=18_000, step=1200, left=42_000)
+    assert longest < 100_001 + 1200

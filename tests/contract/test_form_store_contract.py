@@ -29,7 +29,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     return lambda: FORM_STORES[request.param](tmp_path)
 
 
-async def test_the_first_text_under_a_key_stays(opened: Opened) -> None:
+async def test_context_o5_the_first_text_under_a_key_stays(opened: Opened) -> None:
     async with opened() as store:
         assert await store.claim("t", {A: b"one"}, (), 1) == {A: b"one"}
         assert await store.claim("t", {A: b"two", B: b"three"}, (), 2) == {A: b"one", B: b"three"}
@@ -65,7 +65,7 @@ async def test_more_keys_than_one_statement_takes(opened: Opened) -> None:
         assert await store.claim("t", {}, tuple(texts), 2) == texts
 
 
-async def test_processes_agree_on_one_text(opened: Opened) -> None:
+async def test_context_o5_processes_agree_on_one_text(opened: Opened) -> None:
     """Each of four processes claims its own text under every key, all at once."""
     keys = [os.urandom(32) for _ in range(50)]
     async with opened() as one, opened() as two, opened() as three, opened() as four:

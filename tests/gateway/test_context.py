@@ -71,7 +71,7 @@ def check_prompt(sent: list[dict[str, Any]], history: list[dict[str, Any]]) -> N
 
 @pytest.mark.parametrize("summarizer", ["off", "extractive", "warm_suffix"])
 @pytest.mark.parametrize("mode", ["auto", "window"])
-async def test_a_conversation_of_several_windows_never_fails(
+async def test_context_e2_f11_a_conversation_of_several_windows_never_fails(
     tmp_path: Path, summarizer: str, mode: str
 ) -> None:
     history = long_chat(34)
@@ -123,7 +123,9 @@ async def test_every_process_on_a_store_sends_the_same_bytes(tmp_path: Path) -> 
         assert not any(name.startswith("ctxgate_compactions_total") for name in metrics)
 
 
-async def test_a_window_that_was_not_known_is_learned_and_the_request_goes_on(tmp_path: Path) -> None:
+async def test_context_i5_a_window_that_was_not_known_is_learned_and_the_request_goes_on(
+    tmp_path: Path,
+) -> None:
     """The configuration says more than the engine has."""
     history = long_chat(24)
     async with (
@@ -298,6 +300,7 @@ async def test_what_was_left_out_is_brought_back_where_it_is_asked_for(tmp_path:
     history[5]["content"] += "\nThe invoice serial is QX-77-4410-KLM, issued by Vendor Oberon."
     question = {"role": "user", "content": "Which vendor issued the invoice serial QX-77-4410-KLM?"}
     asked: list[dict[str, Any]] = history
+    sent: list[dict[str, Any]] = []
     async with twin.serving(max_model_len=2 * WINDOW) as engine, recording(engine.url) as recorder:
         async with gateway_of(tmp_path, recorder, replace(SMALL, recall=True)) as gateway:
             await send(gateway, history)
@@ -315,6 +318,27 @@ async def test_what_was_left_out_is_brought_back_where_it_is_asked_for(tmp_path:
         async with gateway_of(tmp_path, recorder, replace(SMALL, recall=True)) as other:
             assert (await send(other, later)).status == 200
             assert recorder.answered()[-1][: len(sent)] == sent
+
+
+async def test_context_g5_tools_are_part_of_a_prompts_length(tmp_path: Path) -> None:
+    """The messages alone would fit; with the schemas they do not, and the engine never has to say so."""
+    properties = {f"option_{at}": {"type": "string", "description": "lorem ipsum dolor"} for at in range(60)}
+    parameters = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "bash", "parameters": parameters}}]
+    other, history = long_chat(14), long_chat(14, seed=2)
+    other[0] = {"role": "system", "content": "You are another agent."}
+    async with (
+        twin.serving(max_model_len=WINDOW) as engine,
+        recording(engine.url) as recorder,
+        gateway_of(tmp_path, recorder) as gateway,
+    ):
+        assert (await send(gateway, other)).status == 200
+        assert recorder.answered() == [other]
+        body = {"model": MODEL, "messages": history, "max_tokens": 2, "tools": tools}
+        assert (await gateway.post(body)).status == 200
+        assert [status for _, status in recorder.asked] == [200, 200]
+        check_prompt(recorder.answered()[-1], history)
+        assert recorder.answered()[-1] != history
 
 
 def _facts(gateway: Gateway, history: list[dict[str, Any]]) -> Any:

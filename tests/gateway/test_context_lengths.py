@@ -33,7 +33,7 @@ POOL = Pool("standard", REPLICAS, RateCard(((BASE,),)))
 NOW_US = 1_780_000_000_000_000
 
 
-def test_the_engine_s_own_word_counts_most_then_the_configuration_then_the_least_that_is_reported() -> None:
+def test_context_i1_the_engine_s_own_word_counts_then_the_configuration_then_the_least_reported() -> None:
     fleet = Fleet({"standard": POOL})
     plain, stated = Model("m", ("standard",)), Model("n", ("standard",), window=5000)
     windows = Windows(fleet, {})
@@ -132,8 +132,8 @@ def test_in_line_the_answer_must_fit_and_in_the_background_a_batch_and_a_summary
     assert (free.shape.summary_output, free.limits.window_trigger()) == (0, 95_000)
 
 
-def test_an_answer_of_unknown_length_gets_an_eighth_of_a_small_window() -> None:
-    for window, output in ((8000, 1000), (100_000, 4096)):
+def test_context_f10_an_answer_of_unknown_length_gets_an_eighth_of_a_small_window() -> None:
+    for window, output in ((8000, 1000), (16_384, 2048), (100_000, 4096)):
         needs = Needs(100, None, window)
         terms = terms_of(Context(), POOL, needs, None, now_us=NOW_US, background=False)
         assert terms.limits.window_trigger() == window - output

@@ -67,7 +67,7 @@ def check_data(found: Summarized) -> dict[str, Any]:
     return message
 
 
-async def test_gateways_n1_the_call_continues_the_conversation_and_is_booked_to_its_task(
+async def test_context_a8_gateways_n1_the_call_continues_the_conversation_and_is_booked_to_its_task(
     upstream: Upstream, start_gateway: Start
 ) -> None:
     gateway = await start_gateway(upstream, pool={"cache_isolation": "team"})
@@ -176,7 +176,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("kind", "behaviour"), HOSTILE)
-async def test_context_l2_l4_m2_m4_m5_an_answer_that_must_not_be_used_gives_way_to_one_made_by_code(
+async def test_context_a8_b5_l2_l4_m2_m4_m5_an_answer_that_must_not_be_used_gives_way_to_one_made_by_code(
     upstream: Upstream, start_gateway: Start, kind: str, behaviour: Behaviour
 ) -> None:
     gateway = await start_gateway(upstream)
@@ -336,7 +336,9 @@ async def test_off_and_nothing_dropped_give_nothing(upstream: Upstream, start_ga
     assert upstream.calls == []
 
 
-async def test_a_text_that_would_not_be_shorter_is_none(upstream: Upstream, start_gateway: Start) -> None:
+async def test_context_f7_a_text_that_would_not_be_shorter_is_none(
+    upstream: Upstream, start_gateway: Start
+) -> None:
     gateway = await start_gateway(upstream)
     messages = [*conversation(0)[:2], {"role": "user", "content": RULE}, *conversation(0)[-2:]]
     work = await work_of(gateway.services, messages)

@@ -41,3 +41,17 @@ def test_a_mixed_text_and_a_senseless_count_teach_nothing() -> None:
     assert start.learned(Measure(400, 250), 700) == start
     assert start.learned(Measure(4000, 0), 3) == start
     assert start.learned(Measure(4000, 0), -50) == start
+
+
+def test_context_g6_g8_other_scripts_are_counted_neither_as_latin_nor_twice() -> None:
+    """A vocabulary such as o200k takes .79 tokens for a Chinese character, so 126 for 160 of them."""
+    start = Calibration()
+    latin, han = json.dumps("x" * 160), "\u4e2d" * 160
+    assert start.tokens(measure(latin.encode())) == 41
+    for ascii_only in (True, False):
+        found = start.tokens(measure(json.dumps(han, ensure_ascii=ascii_only).encode()))
+        assert 126 <= found < 2 * 126
+    size = measure(("\u4e2d" * 85_000).encode())
+    assert 67_150 <= start.tokens(size) < 2 * 67_150
+    # Once a prompt was measured, neither guess is left.
+    assert abs(start.learned(size, 67_150).tokens(size) - 67_150) <= 1

@@ -50,7 +50,7 @@ def turns(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
 
 @settings(deadline=None, max_examples=25)
 @given(turns(), st.integers(900, 3000))
-def test_every_request_extends_the_one_before_but_at_recorded_compactions(
+def test_gateways_n2_every_request_extends_the_one_before_but_at_recorded_compactions(
     added: list[list[dict[str, Any]]], most: int
 ) -> None:
     process = CompactingProcess()
