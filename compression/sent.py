@@ -16,7 +16,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 import xxhash
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 16  # bytes of a digest
 ROLES_REMEMBERED: Final = 100_000
+AROUNDS_REMEMBERED: Final = 100_000  # tools of all of them together, at some 80 bytes each
 LINKS_REMEMBERED: Final = 300_000  # of long chains; most of them are kept for other uses anyway
 _LONG: Final = 64  # elements from which on it is worth remembering a chain
 _NEW_ELEMENTS: Final = 24  # a turn brings fewer; a chain of more new ones is made from its beginning
@@ -134,6 +135,18 @@ class Sent(Record, frozen=True):
         return array("Q", [0, sum(sizes[:head])]) + sizes[head:]
 
 
+class _Around(NamedTuple):
+    """A chat request but for its messages: digests of its fields and tools, and the bytes of these."""
+
+    fields: bytes
+    tools: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+
+    def weight(self) -> int:
+        """Elements, and as much as one for the rest."""
+        return 1 + len(self.tools)
+
+
 class Digester:
     """Makes outlines. `seed` should be a secret of the process: its digests are no proof of equality."""
 
@@ -141,27 +154,27 @@ class Digester:
         self._seed = seed
         self._roles: Recent[bytes, str] = Recent(roles)
         self._chains: Recent[bytes, tuple[bytes, ...]] = Recent(LINKS_REMEMBERED, len)
+        self._arounds: Recent[tuple[bytes, str | None], _Around] = Recent(AROUNDS_REMEMBERED, _Around.weight)
         self._null = self._digest(_NULL)
 
     def chat(self, body: Body, messages: Sequence[msgspec.Raw], salt: str | None = None) -> Sent:
         """The outline of a chat request. `salt` is the one that goes out, None: the body's own."""
-        tools = _tools(body)
-        count = len(tools)
-        views = [memoryview(raw) for raw in (*tools, *messages)]
-        elements = [*map(xxhash.xxh3_128_digest, views, repeat(self._seed))]
-        digests = elements[count:] if count else elements
+        around = self._around(body, salt)
+        count = len(around.tools)
+        views = [memoryview(raw) for raw in messages]
+        digests = [*map(xxhash.xxh3_128_digest, views, repeat(self._seed))]
         roles = self._roles_of(digests, messages)
+        elements, sizes = [*around.tools, *digests], [*around.sizes, *[view.nbytes for view in views]]
         order = None
         if "developer" in roles:
             order = tuple(sorted(range(len(roles)), key=lambda at: roles[at] not in HEAD_ROLES))
             roles = [roles[at] for at in order]
             places = (*range(count), *(count + at for at in order))
-            elements, views = [elements[at] for at in places], [views[at] for at in places]
+            elements, sizes = [elements[at] for at in places], [sizes[at] for at in places]
         heads = 0
         while heads < len(roles) and roles[heads] in HEAD_ROLES:
             heads += 1
-        sizes = array("Q", [view.nbytes for view in views])
-        return self._sent(self._fields(body, salt), elements, sizes, (count, heads, order))
+        return self._sent(around.fields, elements, array("Q", sizes), (count, heads, order))
 
     def text(self, body: Body, salt: str | None = None) -> Sent:
         """The outline of a completions request: its prompt is one element."""
@@ -205,6 +218,23 @@ class Digester:
     def _extended(self, known: tuple[bytes, ...], digests: Sequence[bytes]) -> tuple[bytes, ...]:
         hashed, seed, link = xxhash.xxh3_128_digest, self._seed, known[-1]
         return (*known, *[link := hashed(link + digest, seed) for digest in digests])
+
+    def _around(self, body: Body, salt: str | None) -> _Around:
+        """What stands around the messages; the turns of a conversation mostly share it, byte for byte."""
+        frame = body.frame()
+        if frame is None:
+            return self._read_around(body, salt)
+        key = xxhash.xxh3_128_digest(frame.text, self._seed), salt
+        found = self._arounds.get(key)
+        if found is None:
+            found = self._read_around(body, salt)
+            self._arounds.put(key, found)
+        return found
+
+    def _read_around(self, body: Body, salt: str | None) -> _Around:
+        views = [memoryview(raw) for raw in _tools(body)]
+        tools = map(xxhash.xxh3_128_digest, views, repeat(self._seed))
+        return _Around(self._fields(body, salt), tuple(tools), tuple(view.nbytes for view in views))
 
     def _fields(self, body: Body, salt: str | None) -> bytes:
         values = [*map(body.get, _NAMES)]
