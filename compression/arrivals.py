@@ -18,7 +18,7 @@ tools in `sticky`, and those whose text has other changes than something added t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -69,11 +69,20 @@ class ArrivalsMemory:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.texts: Recent[tuple[bytes, bytes], tuple[bytes | None]] = Recent(REMEMBERED_BYTES, _weight)
+        self.whole: Recent[Slot, bool] = Recent(REMEMBERED)
         self.forget()
 
     def forget(self) -> None:
         """Know nothing of the store any more: what is in use is asked for again, so that it is kept."""
         self.forms: Recent[Slot, bytes] = Recent(REMEMBERED)
+
+    def sent_whole(self, found: Arriving) -> None:
+        """Note that what has just arrived goes out as it came because the store gave no answer in time.
+
+        That holds then, whatever the store may say of it later.
+        """
+        for at in found.fresh:
+            self.whole.put(found.unknown[at], True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,7 @@ def arriving(
             known[at] = form
         if at > last:
             arrived.add(at)
-    fresh = tuple(at for at in unknown if at in arrived)
+    fresh = tuple(at for at, slot in unknown.items() if at in arrived and not memory.whole.get(slot))
     size = sum(memoryview(messages[at]).nbytes for at in fresh)
     return Arriving(known, unknown, fresh, frozenset(arrived), size)
 
@@ -193,15 +202,28 @@ def settled(
     known = dict(found.known)
     if found.unknown:
         keys = {at: key_of(slot) for at, slot in found.unknown.items()}
+        decisions = memory.forms  # what is forgotten meanwhile stays forgotten
         answer = yield Ask({key: forms.get(at, _AS_IT_CAME) for at, key in keys.items()})
         for at, key in keys.items():
-            known[at] = answer[key]
-            memory.forms.put(found.unknown[at], answer[key])
+            known[at] = _AS_IT_CAME if memory.whole.get(found.unknown[at]) else answer[key]
+            decisions.put(found.unknown[at], known[at])
+    return at_hand(messages, facts, replace(found, known=known), memory, reference, laid)
+
+
+def at_hand(
+    messages: Sequence[Text],
+    facts: Sequence[Facts],
+    found: Arriving,
+    memory: ArrivalsMemory,
+    reference: Callable[[bytes], str],
+    laid: Sequence[Text] | None = None,
+) -> Arrived:
+    """Puts the decisions into effect that are `known`."""
     out = messages if laid is None else laid
     texts: dict[int, bytes] = {}
     originals: dict[str, bytes] = {}
     before = after = 0
-    for at, form in known.items():
+    for at, form in found.known.items():
         if not form:
             continue
         text = _placed(messages[at], out[at], form, memory)

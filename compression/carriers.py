@@ -6,14 +6,18 @@ said in every prompt, word for word: the rules of user messages that are dropped
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ctxgate.compression.identifiers import Found, IdentifierKind, collected, rules_block
 from ctxgate.compression.masking import notice_text
 from ctxgate.compression.said import read_said
+from ctxgate.compression.tool_output import split_oversize
 from ctxgate.compression.user_rules import user_rules
+
+_SUMMARY_SHARE: Final = 2  # of the room for rules
+_LINE_BYTES: Final = 4  # around a rule that is listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,16 +25,44 @@ if TYPE_CHECKING:
     from ctxgate.compression.ask import Text
 
 
-def notice(reference: str, left_out: Iterable[Text], before: bytes = b"") -> bytes:
+def notice(
+    reference: str,
+    left_out: Iterable[Text],
+    before: bytes = b"",
+    *,
+    reference_before: str = "",
+    room: int | None = None,
+) -> bytes:
     """The carrier of dropped rounds as a user message in JSON.
 
     `left_out` are the messages that are dropped or cut, of which the users' are read. `before` is the
-    carrier of an earlier compaction that wrote a summary: its text stays, and this one's follows.
+    carrier of an earlier compaction: the summary in it stays, and this one's text follows in place of the
+    notice with `reference_before`, if it has one. `room`: the most bytes of rules; of more, the newest are
+    said, and how many are not. A summary that has more than twice as much loses its middle.
     """
     earlier = read_said(before).text if before else ""
+    if reference_before:
+        earlier = earlier.partition(notice_text(reference_before))[0].rstrip("\n")
+    if room is not None:
+        earlier = split_oversize(earlier, _SUMMARY_SHARE * room, reference)
     rules = [rule for rule in rules_of(left_out) if rule not in earlier]
-    text = "\n".join(part for part in (earlier, notice_text(reference), _listed(rules)) if part)
+    said = rules if room is None else _newest(rules, room)
+    more = _more_text(len(rules) - len(said)) if len(said) < len(rules) else ""
+    text = "\n".join(part for part in (earlier, notice_text(reference), more, _listed(said)) if part)
     return msgspec.json.encode({"role": "user", "content": text})
+
+
+def _newest(rules: Sequence[str], room: int) -> Sequence[str]:
+    """The last ones that have at most `room` bytes together."""
+    for at in range(len(rules) - 1, -1, -1):
+        room -= len(rules[at].encode("utf-8", "replace")) + _LINE_BYTES
+        if room < 0:
+            return rules[at + 1 :]
+    return rules
+
+
+def _more_text(count: int) -> str:
+    return f"[{count} older instructions of the user among them are too long to be said here.]"
 
 
 def rules_of(messages: Iterable[Text]) -> list[str]:

@@ -15,12 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.validity import pairing_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.said import Said
@@ -29,6 +30,7 @@ ABANDONED_AFTER: Final = 3
 """An unanswered call with this many assistant messages behind it is not waited for any more."""
 
 _LEADING: Final = frozenset({"system", "developer"})
+NO_MEDIA: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,15 @@ def plan_cut(
     room: int,
     keep: Collection[int] = (),
     floor: int = 0,
+    media: Mapping[int, int] = NO_MEDIA,
 ) -> Cut:
     """The deepest cut that leaves the last `tail_tokens` as they are.
 
     `tokens` holds the size of each message. The tail is made of whole units, at least the last one.
     `keep` are indexes of messages that stay verbatim, with their whole rounds. An earlier cut reached to
     `floor`: this one reaches at least as far. `room` is what the whole prompt may hold, in tokens. While
-    a call waits for its result nothing new is cut, and an earlier cut goes on as it is.
+    a call waits for its result nothing new is cut, and an earlier cut goes on as it is. `media` holds, by
+    message, how many of its tokens are no text: a message is split for its text alone.
     """
     parts = units(messages)
     head = head_length(messages)
@@ -98,7 +102,10 @@ def plan_cut(
     split = tuple(
         at
         for at, size in enumerate(tokens)
-        if size > room and at not in gone and messages[at].role not in _LEADING and not messages[at].calls
+        if size - media.get(at, 0) > room
+        and at not in gone
+        and messages[at].role not in _LEADING
+        and not messages[at].calls
     )
     return Cut(dropped, split, tail, CutReason.CUT if dropped else CutReason.NOTHING_OLD)
 

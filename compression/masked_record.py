@@ -22,12 +22,14 @@ BYTES_PER_TOKEN: Final = 3.0
 class Made(Record, frozen=True):
     """Why a masking was made, and the length in tokens that it left.
 
-    A cut text may have `bytes_per_token` for each token it is allowed.
+    A cut text may have `bytes_per_token` for each token it is allowed. `rules` bounds the bytes of the user's
+    rules that are carried; None does not.
     """
 
     reason: str
     tokens: int
     bytes_per_token: float = BYTES_PER_TOKEN
+    rules: int | None = None
 
 
 def masking_of(record: Compaction | None, bytes_per_token: float = BYTES_PER_TOKEN) -> Masking:
@@ -66,14 +68,17 @@ def masked_record(
     anchor = hashes[covers - 1]
     name = reference(anchor)
     gone = [messages[at] for start, stop in dropped for at in range(start, stop)]
-    summary = before.carrier if before is not None and before.by != BY else b""
+    earlier, noticed = b"", ""
+    if before is not None:
+        earlier, noticed = before.carrier, before.reference if before.by == BY else ""
+    carrier = notice(name, gone, earlier, reference_before=noticed, room=made.rules) if dropped else b""
     return Compaction(
         anchor=anchor,
         covers=covers,
         dropped=dropped,
         masked=masking.masked,
         split=split,
-        carrier=notice(name, gone, summary) if dropped else b"",
+        carrier=carrier,
         reference=name if dropped else "",
         reason=made.reason,
         by=BY,

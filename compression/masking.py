@@ -2,7 +2,8 @@
 
 First the oldest tool results give way to one constant line with a reference, then the oldest rounds are
 dropped, then the results inside the newest rounds are masked, and at last the longest texts lose their
-middle, the first task and what is to stay after all others. Every step stops as soon as the prompt fits. What
+middle, the first task and what is to stay after all others. Where that is too little, the results of the last
+round are masked, but for the very last. Every step stops as soon as the prompt fits. What
 one request masked or dropped stays masked or dropped for the ones after it, so that each of them extends the
 one before.
 """
@@ -12,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.compression.cut import Range, head_length, tail_start, units
+from ctxgate.compression.cut import NO_MEDIA, Range, head_length, tail_start, units
 from ctxgate.compression.said import with_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import msgspec
 
@@ -35,7 +36,7 @@ LEAST_SPLIT_TOKENS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A message whose text must be cut to at most `tokens`."""
+    """A message whose text must be cut to at most `tokens`, beside what in it is no text."""
 
     at: int
     tokens: int
@@ -79,7 +80,7 @@ def masked_message(raw: bytes | msgspec.Raw, reference: str) -> bytes:
     return with_text(raw, mask_text(reference))
 
 
-def mask(
+def mask(  # noqa: PLR0913 - all but two have a default
     messages: Sequence[Facts],
     tokens: Sequence[int],
     *,
@@ -88,6 +89,7 @@ def mask(
     keep: Collection[int] = (),
     before: Masking = NOTHING,
     limit: int | None = None,
+    media: Mapping[int, int] = NO_MEDIA,
 ) -> Masking:
     """Decide what is masked, dropped and cut so that the prompt has at most `target` tokens.
 
@@ -95,9 +97,10 @@ def mask(
     stay whole and of the middle of texts, no more gives way than that needs. `tokens` holds the size of each
     message, `keep` the messages that stay whole as long as anything else can give way, `tail_tokens` the end
     that does. `before` is what an earlier request of the same conversation decided: all of it stays. A round
-    that waits for a result is never dropped.
+    that waits for a result is never dropped. `media` holds, by message, how many of its tokens are no text:
+    no cut makes them fewer.
     """
-    work = _Work(messages, tokens, target, before)
+    work = _Work(messages, tokens, target, before, media)
     parts = units(messages)
     head = head_length(messages)
     tail = tail_start(parts, tokens, tail_tokens)
@@ -114,15 +117,23 @@ def mask(
     work.drop(old, frozenset(users[:1] + users[-1:]))
     firm = {*keep, *users[:1]}
     work.split([at for at in range(head, len(messages)) if at not in firm], where_enough=True)
+    work.split(range(head, len(messages)), where_enough=True)
+    work.mask_results(new[-1:], {len(messages) - 1})
     work.split(range(head, len(messages)))
     return work.result()
 
 
 class _Work:
     def __init__(
-        self, messages: Sequence[Facts], tokens: Sequence[int], target: int, before: Masking
+        self,
+        messages: Sequence[Facts],
+        tokens: Sequence[int],
+        target: int,
+        before: Masking,
+        media: Mapping[int, int],
     ) -> None:
         self._messages = messages
+        self._media = media
         self._sizes = list(tokens)
         self.target = target
         self._masked = set(before.masked)
@@ -131,7 +142,7 @@ class _Work:
         for at in self._masked:
             self._sizes[at] = min(self._sizes[at], MASK_TOKENS)
         for at, size in self._cuts.items():
-            self._sizes[at] = min(self._sizes[at], size)
+            self._sizes[at] = min(self._sizes[at], size + media.get(at, 0))
         for at in self._gone:
             self._sizes[at] = 0
         self._total = sum(self._sizes) + NOTICE_TOKENS * bool(self._gone)
@@ -169,16 +180,16 @@ class _Work:
         """
         if self._total <= self.target:
             return
-        able = [at for at in indexes if self._can_be_cut(at)]
-        rest = self.target - (self._total - sum(self._sizes[at] for at in able))
-        size = _common_size([self._sizes[at] for at in able], rest)
+        texts = {at: self._sizes[at] - self._media.get(at, 0) for at in indexes if self._can_be_cut(at)}
+        rest = self.target - (self._total - sum(texts.values()))
+        size = _common_size(list(texts.values()), rest)
         if size < LEAST_SPLIT_TOKENS:
             if where_enough:
                 return
             size = LEAST_SPLIT_TOKENS
-        for at in able:
-            if self._sizes[at] > size:
-                self._resize(at, size)
+        for at, text in texts.items():
+            if text > size:
+                self._resize(at, self._sizes[at] - text + size)
                 self._cuts[at] = size
 
     def result(self) -> Masking:

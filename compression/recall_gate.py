@@ -48,7 +48,7 @@ class Gate:
     `rates`: those of the pool; None where they are not known, and then relevance alone decides.
     `requests`: how many more are expected to carry the passage; `length`: of the prompt, in tokens.
     `held`: whether the prompt has a text already. `without`: ids of messages that are not quoted, such as
-    the one that asks.
+    the one that asks. `among`: the only ids that may be quoted; None: any of the conversation's.
     """
 
     rates: Rates | None = None
@@ -57,6 +57,11 @@ class Gate:
     held: Callable[[str], bool] = field(default=lambda _: False)
     least: float = LEAST
     without: frozenset[str] = frozenset()
+    among: frozenset[str] | None = None
+
+    def quotes(self, id_: str) -> bool:
+        """Whether a message may be quoted, by its id."""
+        return id_ not in self.without and (self.among is None or id_ in self.among)
 
     def passes(self, text: str, relevance: float) -> bool:
         """Whether a passage is worth its place."""

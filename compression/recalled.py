@@ -63,13 +63,14 @@ def decided(
     `fresh` are those found now, by message. What was decided before counts more; for every other message
     that nothing is known of, "nothing" is claimed.
     """
-    known = {each: memory.snippets.get(hashes[each]) for each in at}
+    snippets = memory.snippets  # what is forgotten meanwhile stays forgotten
+    known = {each: snippets.get(hashes[each]) for each in at}
     keys = {each: key_of(hashes[each]) for each, text in known.items() if text is None}
     if keys:
         answer = yield Ask({key: fresh.get(each, NOTHING) for each, key in keys.items()})
         for each, key in keys.items():
             known[each] = answer[key]
-            memory.snippets.put(hashes[each], answer[key])
+            snippets.put(hashes[each], answer[key])
     return {each: text for each, text in known.items() if text}
 
 

@@ -222,6 +222,16 @@ def failed(state: Conversation, terms: Terms) -> Conversation:
     return replace(state, exhausted_until=state.tokens + _pause(state, terms, trigger))
 
 
+def postponed(state: Conversation, terms: Terms, growth: int) -> Conversation:
+    """The state after a compaction that found too little behind the tail.
+
+    The next try waits until the conversation has grown by `growth` tokens, with which the tail has moved on:
+    X* is no shorter wait where much came at once.
+    """
+    late = failed(state, terms)
+    return replace(late, exhausted_until=min(late.exhausted_until, state.tokens + max(1, growth)))
+
+
 def _pause(state: Conversation, terms: Terms, trigger: int) -> int:
     """The growth that an exhausted conversation waits for, in tokens."""
     growth = optimal_growth(terms.rates, terms.shape, state.growth() or ONE)

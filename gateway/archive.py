@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 ID_LENGTH: Final = 24
 """Characters of an id: 96 bits in hexadecimal."""
@@ -21,6 +21,13 @@ class Original(NamedTuple):
 
     id: str
     body: bytes
+
+
+class Deleted(NamedTuple):
+    """What went with a task: how many originals, and the keys of the forms whose texts are gone."""
+
+    originals: int
+    forms: tuple[bytes, ...]
 
 
 def reference_of(tenant: str, digest: bytes) -> str:
@@ -45,12 +52,22 @@ class Archive(Protocol):
     """Where originals are kept. All methods raise LedgerError where the store cannot serve."""
 
     async def keep(
-        self, tenant: str, task: str, items: Mapping[str, bytes], now_us: int, conversation: bytes = b""
-    ) -> None:
+        self,
+        tenant: str,
+        task: str,
+        items: Mapping[str, bytes],
+        now_us: int,
+        conversation: bytes = b"",
+        *,
+        forms: Collection[bytes] = (),
+        since_us: int | None = None,
+    ) -> bool:
         """Keep originals under their ids, in their order, for a task; durable when it returns.
 
         The first text under an id stays; keeping it again makes it last longer. With the name of a
-        conversation they are found as its own too, so that it can be searched after a restart.
+        conversation they are found as its own too, so that it can be searched after a restart. `forms` are
+        keys of the form store whose texts go when the task is deleted. `since_us`: when the request came
+        whose they are. False where the task was deleted after that: nothing is kept, and their texts go.
         """
         ...
 
@@ -62,8 +79,12 @@ class Archive(Protocol):
         """The originals that were kept for a conversation, in the order in which they came."""
         ...
 
-    async def delete(self, tenant: str, task: str) -> int:
-        """Delete a task's originals; returns how many there were. Other tasks keep those they share."""
+    async def delete(self, tenant: str, task: str, now_us: int) -> Deleted:
+        """Delete a task's originals and the texts of its forms. Other tasks keep those they share.
+
+        What comes of requests from before `now_us` is not kept any more. A form whose text is gone stays
+        as an empty one, so that what was decided is not decided anew.
+        """
         ...
 
     async def expire(self, kept_before_us: int, limit: int) -> int:

@@ -27,7 +27,7 @@ from ctxgate.gateway.errors import Kind, Refused, event_of
 from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.signs import error_code
-from ctxgate.gateway.upstream_errors import pass_on, too_long
+from ctxgate.gateway.upstream_errors import pass_on, too_long, too_long_event
 from ctxgate.inference import rates
 from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 MAX_ERROR_BYTES: Final = 2**20
 MAX_ANSWER_BYTES: Final = 2**28
+REFUSES_WITHIN_S: Final = 2.0
+"""How long the head of a stream waits for its first event: a refusal takes no longer."""
+
 _AFTER_DONE_S: Final = 2.0
 _PRINTABLE: Final = "!#$&'()*+,/:;<=>?@[]^`{|}~ "
 OVERLOAD: Final = frozenset({429, 503})
@@ -155,6 +158,7 @@ class Attempt:
     async def _whole(self, response: UpstreamResponse) -> Answered:
         """An answer in one piece: settled before it is sent, so that its price can be told."""
         body = await response.body(MAX_ANSWER_BYTES)
+        await self._services.context.taken(self._held)
         facts = finish_facts(body) if response.is_json else metering.opaque_facts(response.metadata)
         self._booking.text_bytes, self._booking.engine_error = facts.text_bytes, facts.error
         usage = self._booking.noted(
@@ -194,9 +198,17 @@ class Attempt:
         """A stream: every event leaves as it comes, only `[DONE]` waits until the call is booked."""
         reader = self._reader = StreamReader(self._terms)
         passing = self._passing = StreamRelay(reader, partial(self._with_cost, reader))
-        await self._reply.start(response.status, [*EVENT_STREAM, *self.headers()])
+        planned, first = self._held.routed.planned, b""
+        if planned.turn is not None:  # a long prompt: an engine may only say here that it is too long
+            first = await self._first_read(response)
+            found = too_long_event(first) if planned.may_shrink and not self._reply.started else None
+            if found is not None:
+                return await self._stream_refused(*found)
+            await self._services.context.taken(self._held)
+        await self._start_stream()
         idle_s = self._services.config.limits.idle_timeout_s
-        while not reader.done and (chunk := await response.next_chunk()):
+        while not reader.done and (chunk := first or await response.next_chunk()):
+            first = b""
             out = passing.take(chunk)
             if reader.content_events:
                 self._booking.first_text()
@@ -209,6 +221,30 @@ class Attempt:
             await self._reply.write(tail)
         answered = await self._stream_ended(reader, clean_eof=True)
         await response.drain(_AFTER_DONE_S)  # only the body's end is left: then its connection is used again
+        return answered
+
+    async def _first_read(self, response: UpstreamResponse) -> bytes:
+        """The first bytes of a stream. Its client gets the head before them where they take long."""
+        read = asyncio.ensure_future(response.next_chunk())
+        try:
+            await asyncio.wait((read,), timeout=REFUSES_WITHIN_S)
+            if not read.done():
+                await self._start_stream()
+            return await read
+        finally:
+            read.cancel()
+
+    async def _start_stream(self) -> None:
+        """Send the head of a stream, unless that was done."""
+        if not self._reply.started:
+            await self._reply.start(HTTPStatus.OK, [*EVENT_STREAM, *self.headers()])
+
+    async def _stream_refused(self, overflow: Overflow, error: bytes) -> Answered:
+        """The engine's refusal of a prompt as too long, only said inside the stream, as its first event."""
+        self._booking.engine_error = error
+        self.refusal = pass_on(HTTPStatus.BAD_REQUEST, error)
+        answered = self._settle(Outcome.REJECTED, NOTHING_USED, status=HTTPStatus.OK, overflow=overflow)
+        await self._booking.durable()
         return answered
 
     def _with_cost(self, reader: StreamReader, event: bytes) -> bytes:
@@ -237,6 +273,7 @@ class Attempt:
         await self._booking.durable()
         if answered.outcome is Outcome.TRUNCATED:
             self._services.telemetry.truncated.labels(self._row.pool).inc()
+        await self._start_stream()  # where the stream broke before its first event
         await self._reply.end(self._last_bytes(answered.outcome))
         return answered
 

@@ -15,9 +15,8 @@ COMPACTION: Final = Field(
     "compaction",
     choice(*MODES),
     "When older messages of a long conversation give way to a summary. `window`: before the model's window, "
-    "or a price tier's edge, is reached. `auto`: also as soon as reading them again costs more, or takes "
-    "longer than the request's latency budget allows. `off`: never. A request may ask for less with "
-    "`x-ctxgate-compaction`.",
+    "or a price tier's edge, is reached. `auto`: also as soon as reading them again costs more than a "
+    "compaction. `off`: never. A request may ask for less with `x-ctxgate-compaction`.",
     _CONTEXT.compaction,
 )
 SUMMARIZER: Final = Field(
@@ -64,12 +63,6 @@ RECALL_TOKENS: Final = Field(
     "The most that is brought back in one turn, in tokens.",
     _CONTEXT.recall_tokens,
 )
-RECALL_TOOL: Final = Field(
-    "recall_tool",
-    choice("off", "on"),
-    "Offer the model a tool `context_recall` that the gateway answers.",
-    "off",
-)
 STICKY_TOOLS: Final = Field(
     "sticky_tools",
     ListOf(Name("the name of a tool")),
@@ -87,7 +80,6 @@ CONTEXT_SECTION: Final = Section(
         TOOL_RESULT_BYTES,
         RECALL,
         RECALL_TOKENS,
-        RECALL_TOOL,
         STICKY_TOOLS,
     )
 )

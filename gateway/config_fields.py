@@ -231,7 +231,7 @@ WINDOW: Final = Field(
     "window",
     whole(1024, 100_000_000),
     "The longest prompt and answer together, in tokens, where the replicas report another or none. What a "
-    "replica says when it refuses a prompt as too long counts more.",
+    "replica says when it refuses a prompt as too long counts where it is less, until it starts anew.",
     default_text="what the replicas report as `max_model_len`",
 )
 TIKTOKEN: Final = Field(

@@ -16,22 +16,25 @@ import traceback
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.compression.ask import together
-from ctxgate.compression.compaction import ShapingMemory, chosen, covered, root_of
+from ctxgate.compression.compaction import ShapingMemory, covered, root_of
 from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.recent import Recent
+from ctxgate.compression.tool_output import LEAST_LIMIT
 from ctxgate.compression.validity import Invalid
 from ctxgate.compression.window import KEEP, Compact, Reason, decide, observed
 from ctxgate.compression.window import target as target_of
 from ctxgate.gateway.archive import reference_of
 from ctxgate.gateway.context_background import Compactor
-from ctxgate.gateway.context_lengths import Tokenizers, Windows, count_exactly
+from ctxgate.gateway.context_inline import Inline, believes
+from ctxgate.gateway.context_lengths import ExactCounts, Tokenizers, Windows
 from ctxgate.gateway.context_level import Mode
-from ctxgate.gateway.context_masking import Goal, masked
-from ctxgate.gateway.context_records import Records
+from ctxgate.gateway.context_records import Records, weight
+from ctxgate.gateway.context_recurring import places, shortened
 from ctxgate.gateway.context_shown import Shown
 from ctxgate.gateway.context_sizes import Estimate, Lengths, size_of_tools, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
 from ctxgate.gateway.context_turn import Shaped, Turn
+from ctxgate.gateway.first_look import first_look
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.forms import FRESH_US
 from ctxgate.gateway.ledger import LedgerError
@@ -39,14 +42,14 @@ from ctxgate.gateway.summarizing import summarize
 from ctxgate.inference.usage import Certainty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ctxgate.compression.ask import Asking
     from ctxgate.compression.compaction import Compaction
     from ctxgate.compression.window import Conversation, Decision, Terms
-    from ctxgate.compression.window_errors import Overflow
+    from ctxgate.compression.window_errors import Refusal
     from ctxgate.gateway.context_background import Summarize
-    from ctxgate.gateway.flow import Allowed, Answered
+    from ctxgate.gateway.flow import Allowed, Answered, Held
     from ctxgate.gateway.layout import Laid
     from ctxgate.gateway.services import Services
 
@@ -56,15 +59,14 @@ log = logging.getLogger(__name__)
 MIN_BYTES: Final = 8192
 """Smaller bodies pass as they are: no window is too small for them, and they cost nothing to speak of."""
 
-REMEMBERED_CONVERSATIONS: Final = 100_000
-DROPPED: Final = ("store", "hidden", "invalid", "stale", "defect")
+REMEMBERED_BYTES: Final = 2**27
+"""Of what is known of conversations, with the records that they go out under."""
+
+DROPPED: Final = ("store", "hidden", "invalid", "stale", "defect", "unused", "busy")
 """Why a conversation went out uncompacted although it has a compaction: the store gave no answer in time,
 repeated members hide the place, the result failed the checker, what has come since belongs to what would be
-left out, an error in the stage itself."""
-
-_TRIES: Final = 4  # to put a record into a slot that others fill at the same time
-_SHORTER: Final = (7, 10)  # of the target before, for a prompt that was refused again
-_UNCOUNTED: Final = (3, 2)  # of the window: a prompt that was refused before its tokens were counted
+left out, an error in the stage itself. And why none was made in the background: the conversation could not
+use those before it, too many are under way at its replica."""
 
 
 class ContextStage:
@@ -80,59 +82,76 @@ class ContextStage:
         self._decide = decided_by
         self.lengths = Lengths()
         self.windows = Windows(services.fleet, services.config.models)
+        self._counts = ExactCounts(services)
         self.records = Records()
         self.shown = Shown(services)
-        self._tokenizers = Tokenizers()
+        self.tokenizers = Tokenizers()
         self._memory = services.layout.memory
         self.views = self._memory.views
-        self._shaping = ShapingMemory(secrets.randbits(64))
-        self._states: Recent[bytes, Known] = Recent(REMEMBERED_CONVERSATIONS)
+        self.shaping = ShapingMemory(secrets.randbits(64))
+        self._states: Recent[bytes, Known] = Recent(REMEMBERED_BYTES, lambda known: weight(known.record))
         self.compactor = Compactor(self, services, written_by)
+        self._inline = Inline(self, services)
         self._remembers_since_us: int | None = None
 
     # ---- before a request goes out -------------------------------------------------------------------
 
     async def shape(
-        self, allowed: Allowed, laid: Laid, mode: Mode, *, refused: tuple[Overflow, int] | None = None
+        self, allowed: Allowed, laid: Laid, mode: Mode, *, refused: Refusal | None = None
     ) -> Shaped:
         """The body as it goes on. Never raises for a failure of its own.
 
-        `refused`: what an engine said to this request's prompt, and how often it was refused.
+        `refused`: what an engine said to this request's prompt.
         """
         inbound = allowed.identified.inbound
-        small = len(inbound.body.raw) < MIN_BYTES and refused is None
-        if mode is Mode.OFF or small or inbound.surface is not Surface.CHAT or not inbound.messages:
+        if inbound.surface is not Surface.CHAT or not inbound.messages:
+            return Shaped(laid.body)
+        results = self._services.config.teams[allowed.identified.key.team].context.tool_results
+        raw = inbound.body.raw
+        small = len(raw) < (LEAST_LIMIT if results and b'"tool"' in raw else MIN_BYTES) and refused is None
+        if small or (mode is Mode.OFF and not results):
             return Shaped(laid.body)
         try:
-            return await self._shape(allowed, laid, mode, refused)
+            if mode is not Mode.OFF:
+                return await self._shape(allowed, laid, mode, refused)
+            await self._came_whole(self._turn(allowed, laid, mode))
         except Invalid as invalid:
             self._dropped("hidden" if invalid.reason == "hidden" else "invalid")
         except Exception as error:  # noqa: BLE001 - no defect in it may fail a request that works without it
             self._defect(inbound.request_id, error)
         return Shaped(laid.body)
 
-    async def _shape(
-        self, allowed: Allowed, laid: Laid, mode: Mode, refused: tuple[Overflow, int] | None
-    ) -> Shaped:
+    async def _shape(self, allowed: Allowed, laid: Laid, mode: Mode, refused: Refusal | None) -> Shaped:
+        if not laid.facts:
+            await first_look(self.views, _tenant(allowed), allowed.identified.inbound.messages)
         turn = self._turn(allowed, laid, mode)
         record = await self._known_record(turn)
         await self._put(turn, record)
-        await turn.measure(self.lengths, self._tokenizers)
-        if refused is not None:
-            self._learn_refusal(turn, refused[0])
-        reason = await self._too_long(turn) if refused is None else Reason.WINDOW
+        await turn.measure(self.lengths, self.tokenizers)
+        if refused is None:
+            reason = await self.too_long(turn)
+        else:
+            reason = Reason.WINDOW if believes(turn, refused) else None
         if reason is not None:
-            await self._mask(turn, reason, 0 if refused is None else refused[1])
+            await self._inline.mask(turn, reason)
         if turn.record is not None or turn.shown:
             whole = total(self.lengths.sizes(turn.facts, laid.body.items("messages")))
             size = self.lengths.of(turn.model.name).tokens(whole.plus(size_of_tools(laid.body)))
             turn.client_tokens = round(size * turn.scale(self.lengths))
         return Shaped(turn.body, _reasons(turn.record), turn)
 
+    async def _came_whole(self, turn: Turn) -> None:
+        """Note that a request's tool results go out as they came, so that no later request changes them."""
+        try:
+            await self.answered_by_store(turn.tenant, self.shown.came_whole(turn))
+        except (LedgerError, TimeoutError):
+            self._dropped("store")
+            self.shown.without_store(turn, whole=True)
+
     def _turn(self, allowed: Allowed, laid: Laid, mode: Mode) -> Turn:
         identified = allowed.identified
         key, messages = identified.key, identified.inbound.messages
-        tenant = f"{key.organisation}/{key.team}"  # no name holds a slash
+        tenant = _tenant(allowed)
         facts = laid.facts or self.views.messages(tenant, messages)
         hashes = self._memory.chains.of(tenant, facts).hashes
         before = next(self._states.known(reversed(hashes)), None)
@@ -153,7 +172,7 @@ class ContextStage:
 
     async def _put(self, turn: Turn, record: Compaction | None) -> None:
         """Apply the compaction, and what is brought back of what it leaves out. Raises `Invalid`."""
-        turn.put(record, self.views, self._shaping)
+        turn.put(record, self.views, self.shaping)
         at = self.shown.may_recall(turn)
         if not at:
             return
@@ -166,24 +185,26 @@ class ContextStage:
             return
         if snippets:
             self.shown.put(turn, snippets)
-            turn.put(record, self.views, self._shaping)
+            turn.put(record, self.views, self.shaping)
 
     async def _known_record(self, turn: Turn) -> Compaction | None:
         """The compaction that the conversation has, if there is one; what has arrived is seen to as well."""
         self._ask_again_each_day()
+        read = self.records.read(turn.root, turn.hashes)
         try:
             if turn.context.tool_results:
-                asked = together(self.records.read(turn.root), await self.shown.arrivals(turn))
-                records, arrived = await self.answered_by_store(turn.tenant, asked)
+                asked = together(read, await self.shown.arrivals(turn))
+                record, arrived = await self.answered_by_store(turn.tenant, asked)
                 self.shown.arrived(turn, arrived)
             else:
-                records = await self.answered_by_store(turn.tenant, self.records.read(turn.root))
+                record = await self.answered_by_store(turn.tenant, read)
         except (LedgerError, TimeoutError) as error:
             log.warning("compactions cannot be read: %s", type(error).__name__)
             self._dropped("store")
             turn.frozen = False
-            records = self.records.known(turn.root)
-        record = chosen(records, turn.hashes)
+            if turn.context.tool_results:
+                self.shown.without_store(turn)
+            record = self.records.known(turn.root, turn.hashes)
         if record is None or covered(record, turn.facts):
             return record
         self._dropped("stale")
@@ -216,7 +237,11 @@ class ContextStage:
         head = next((at for at, each in enumerate(turn.facts) if each.role not in _LEADING), 0)
         size = total(self.lengths.sizes(turn.facts[:head], turn.laid.items("messages")[:head]))
         prefix = self.lengths.of(turn.model.name).tokens(size.plus(size_of_tools(turn.laid)))
-        needs = Needs(prefix, asked_output(turn.laid), self.windows.of(turn.pool, turn.model))
+        window = self.windows.of(turn.pool, turn.model)
+        if turn.refusal is not None:
+            named = turn.refusal.overflow.window
+            window = named if window is None else min(window, named)
+        needs = Needs(prefix, asked_output(turn.laid), window)
         now_us = self._services.now_us()
         return terms_of(turn.context, turn.pool, needs, known, now_us=now_us, background=background)
 
@@ -224,14 +249,14 @@ class ContextStage:
         length = turn.estimate.tokens - (0 if turn.made else turn.arriving)
         return state_before(turn.known, terms, turn.record, max(length, 0))
 
-    async def _too_long(self, turn: Turn) -> Reason | None:
+    async def too_long(self, turn: Turn) -> Reason | None:
         """Why the prompt must be made shorter before it goes out; None where it need not."""
         terms = self.terms(turn, turn.known, background=False)
         limits, state = terms.limits, self._state(turn, terms)
         exhausted = turn.estimate.tokens < state.exhausted_until
         edge = limits.brink() if exhausted else limits.window_trigger()
         if edge is not None and turn.estimate.is_near(edge):
-            exact = await count_exactly(self._services, turn.pool, turn.model, turn.body)
+            exact = await self._counts.count(turn.pool, turn.model, turn.body)
             if exact is not None:
                 self.lengths.learn(turn.model.name, turn.said, exact)
                 turn.estimate = Estimate(exact, 0)
@@ -243,58 +268,15 @@ class ContextStage:
         below = state.tokens <= limits.tier_edge and target_of(terms) < limits.tier_edge
         return Reason.TIER if below else None
 
-    def _learn_refusal(self, turn: Turn, overflow: Overflow) -> None:
-        """Take over what an engine said of the window and the prompt's length."""
-        self.windows.learn(turn.pool, turn.model, overflow)
-        length = overflow.prompt
-        if length is not None and not overflow.at_least:
-            self.lengths.learn(turn.model.name, turn.said, length)
-            turn.estimate = Estimate(length, 0)
+    async def taken(self, held: Held) -> None:
+        """An engine has taken the prompt, and the client has had no byte yet. Never raises."""
+        turn = held.routed.planned.turn
+        if turn is None or (turn.refusal is None and not turn.pending):
             return
-        least = length or overflow.window * _UNCOUNTED[0] // _UNCOUNTED[1]
-        turn.estimate = Estimate(max(turn.estimate.tokens, least), 0)
-
-    async def _mask(self, turn: Turn, reason: Reason, refusals: int) -> None:
-        """Make the prompt fit without a model, and keep what was decided for later requests."""
-        for _ in range(_TRIES):
-            terms = self.terms(turn, turn.known, background=False)
-            wanted, most = target_of(terms), terms.limits.hard_trigger()
-            if refusals:  # what was thought to fit did not
-                most = wanted
-            if refusals > 1:
-                most = wanted = wanted * _SHORTER[0] // _SHORTER[1]
-            facts = self.views.messages(turn.tenant, turn.messages)
-            goal = Goal(wanted, terms.shape.tail, most, reason)
-            record = await masked(turn, self.lengths, facts, goal)
-            if record is None:
-                return
-            if await self._settled(turn, record):
-                return
-
-    async def _settled(self, turn: Turn, record: Compaction) -> bool:
-        """Put a new record into effect. False where another process was first and more must be left out."""
-        before = turn.record
-        first: Compaction | None = record
-        if turn.frozen:
-            try:
-                first = await self.answered_by_store(turn.tenant, self.records.claim(turn.root, record))
-            except (LedgerError, TimeoutError) as error:
-                log.warning("a compaction cannot be kept: %s", type(error).__name__)
-                self._dropped("store")
-                turn.frozen, first = False, record
-        if first is None:
-            turn.frozen, first = False, record
-        if first != record:  # another process has put one there
-            other = chosen(self.records.known(turn.root), turn.hashes)
-            if other is not None and other != before and covered(other, turn.facts):
-                turn.put(other, self.views, self._shaping)
-                await turn.measure(self.lengths, self._tokenizers)
-            return other != before and await self._too_long(turn) is None
-        turn.put(record, self.views, self._shaping)
-        await turn.measure(self.lengths, self._tokenizers)
-        turn.made = True
-        self.compactor.left_out(turn, record, before)
-        return True
+        try:
+            await self._inline.taken(turn)
+        except Exception as error:  # noqa: BLE001 - the answer is there
+            self._defect(turn.identified.inbound.request_id, error)
 
     # ---- after its answer ----------------------------------------------------------------------------
 
@@ -311,11 +293,14 @@ class ContextStage:
 
     def _answered(self, turn: Turn, answered: Answered, prompt: int) -> None:
         usage, before = answered.usage, turn.known
-        same = before is not None and before.record == turn.record
-        if same and before is not None:
+        same = before is not None and before.record == turn.record and before.tools == turn.tools
+        if before is not None and same and not before.estimated:
             self.lengths.learn(turn.model.name, turn.said.minus(before.said), prompt - before.tokens)
         else:
             self.lengths.learn(turn.model.name, turn.said, prompt)
+        place = answered.held.attempt.pool, answered.held.attempt.replica
+        if place[0] == turn.pool.name:
+            self.windows.took(turn.pool, place[1], turn.model, prompt + (usage.output.value or 0))
         terms = self.terms(turn, before, background=True)
         cached = usage.cached.value if usage.cached.certainty is Certainty.MEASURED else None
         state = observed(self._state(turn, terms), terms, prompt, cached)
@@ -327,6 +312,7 @@ class ContextStage:
             state=state,
             largest=max(usage.output.value or 0, 0 if before is None else before.largest),
             batch=max(0 if before is None else before.batch, turn.arriving if before is not None else 0),
+            tools=turn.tools,
         )
         self.remember(turn, known)
         terms = self.terms(turn, known, background=True)
@@ -335,8 +321,12 @@ class ContextStage:
             self.compactor.begin(answered.held, turn, known, terms, decision)
 
     def remember(self, turn: Turn, known: Known) -> None:
-        """What is known of the conversation up to this request's last message."""
+        """What is known of the conversation up to this request's last message, or to where it recurs."""
         self._states.put(turn.hashes[-1], known)
+        for length in places(turn)[1:]:
+            measured = self._states.get(turn.hashes[length - 1])
+            if measured is None or measured.estimated:
+                self._states.put(turn.hashes[length - 1], shortened(known, turn, length, self.lengths))
 
     def _decision(self, turn: Turn, state: Conversation, terms: Terms) -> Decision:
         decision = self._decide(state, terms)
@@ -344,6 +334,13 @@ class ContextStage:
             return decision
         pays = decision.reason is Reason.LATENCY or self._services.savings.allows(turn)
         return decision if turn.mode is Mode.AUTO and pays else KEEP
+
+    def wiped(self, tenant: str, forms: Collection[bytes]) -> None:
+        """Forget texts that are gone from the store of forms, by their keys."""
+        if forms:
+            self._services.forms.wiped(tenant, forms, self._services.now_us())
+            self.records.forget()
+            self.shown.forget()
 
     async def close(self) -> None:
         """End what runs in the background; what it has paid for is booked."""
@@ -366,6 +363,11 @@ class ContextStage:
 
 
 _LEADING: Final = frozenset({"system", "developer"})
+
+
+def _tenant(allowed: Allowed) -> str:
+    key = allowed.identified.key
+    return f"{key.organisation}/{key.team}"  # no name holds a slash
 
 
 def _reasons(record: Compaction | None) -> tuple[PlanEdit, ...]:

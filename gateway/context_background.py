@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from ctxgate.compression.compaction import Compaction, chosen, joined, newly_left_out
-from ctxgate.compression.cut import plan_cut
+from ctxgate.compression.compaction import Compaction, joined, newly_left_out
+from ctxgate.compression.cut import CutReason, plan_cut, tail_start, units
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.summary import carrier
-from ctxgate.compression.window import failed
+from ctxgate.compression.window import failed, postponed
 from ctxgate.gateway.context_level import Summarizer
-from ctxgate.gateway.context_masking import Goal, keep_of, masked, message_tokens
+from ctxgate.gateway.context_masking import Goal, keep_of, masked, media_tokens, message_tokens
+from ctxgate.gateway.context_records import weight
+from ctxgate.gateway.context_recurring import Unused, places
+from ctxgate.gateway.context_room import Room
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.gateway.summarizing import summarize
 from ctxgate.gateway.summary_work import SummaryWork
@@ -24,7 +27,7 @@ from ctxgate.inference.record import Record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ctxgate.compression.window import Compact, Terms
+    from ctxgate.compression.window import Compact, Conversation, Terms
     from ctxgate.gateway.context import ContextStage
     from ctxgate.gateway.context_terms import Known
     from ctxgate.gateway.context_turn import Turn
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.summarizing import Summarized
 
 log = logging.getLogger(__name__)
-REMEMBERED_FAILURES: Final = 100_000
+REMEMBERED_BYTES: Final = 32 * 2**20  # of what came to nothing
 _SPLIT_SHARE: Final = 4  # of the room for the whole prompt, for one message that is larger than it
 _TRIES: Final = 8
 
@@ -52,6 +55,16 @@ class Job(Record, frozen=True):
     tokens: Sequence[int]
 
 
+class TooLittle(Record, frozen=True):
+    """Too little lies behind the tail; more will once the conversation has grown by so many tokens."""
+
+    growth: int
+
+
+def _no_waits() -> Recent[bytes, tuple[int, Compaction | None]]:
+    return Recent(REMEMBERED_BYTES, lambda wait: weight(wait[1]))
+
+
 class Compactor:
     """Makes summaries, at most one at a time for each conversation. Belongs to one event loop."""
 
@@ -60,23 +73,38 @@ class Compactor:
         self._services = services
         self._summarize = written_by
         self._running: dict[bytes, asyncio.Task[None]] = {}
-        self._waits: Recent[bytes, tuple[int, Compaction | None]] = Recent(REMEMBERED_FAILURES)
+        self._waits = _no_waits()
+        self._unused = Unused()
+        self._room = Room()
 
     def begin(self, held: Held, turn: Turn, known: Known, terms: Terms, decision: Compact) -> None:
         """Compact a conversation that was answered, unless that is under way, or came to nothing just now."""
         if not self._running.keys().isdisjoint(turn.hashes) or self._is_waiting(turn, known):
             return
-        if chosen(self._stage.records.known(turn.root), turn.hashes) not in (None, turn.record):
-            return  # one was made meanwhile: the next request goes out under it
-        tokens = message_tokens(turn, self._stage.lengths)
-        job = Job(held, turn, known, terms, decision, tokens)
-        task = asyncio.get_running_loop().create_task(self._run(job))
-        self._running[turn.hashes[-1]] = task
-        task.add_done_callback(lambda _: self._running.pop(turn.hashes[-1], None))
+        if self._has_newer(turn):
+            return
+        if self._unused.holds_back(turn):
+            self._services.telemetry.context_dropped.labels("unused").inc()
+            return
+        job = Job(held, turn, known, terms, decision, message_tokens(turn, self._stage.lengths))
+        replica, size = (held.attempt.pool, held.attempt.replica), len(turn.identified.inbound.body.raw)
+        if not self._room.take(replica, size):
+            self._services.telemetry.context_dropped.labels("busy").inc()
+            return
+        task = asyncio.get_running_loop().create_task(self._in_turn(job, replica))
+        names = [turn.hashes[length - 1] for length in places(turn)]
+        self._running |= dict.fromkeys(names, task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._room.give_back(replica, size)
+            for name in names:
+                self._running.pop(name, None)
+
+        task.add_done_callback(ended)
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        await asyncio.gather(*self._running.values())
+        await asyncio.gather(*set(self._running.values()))
 
     @property
     def busy(self) -> bool:
@@ -85,14 +113,14 @@ class Compactor:
 
     async def close(self) -> None:
         """End what is under way."""
-        tasks = list(self._running.values())
+        tasks = set(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget_failures(self) -> None:
         """Let every conversation try again, however lately a try came to nothing."""
-        self._waits = Recent(REMEMBERED_FAILURES)
+        self._waits = _no_waits()
 
     def _is_waiting(self, turn: Turn, known: Known) -> bool:
         """Whether a try that came to nothing says to wait until the conversation is longer."""
@@ -100,11 +128,24 @@ class Compactor:
         found = None if last is None else self._waits.get(last)
         return found is not None and found[1] == turn.record and known.tokens < found[0]
 
+    def _has_newer(self, turn: Turn) -> bool:
+        """Whether a compaction was made meanwhile: then the next request goes out under it."""
+        return self._stage.records.known(turn.root, turn.hashes) not in (None, turn.record)
+
+    async def _in_turn(self, job: Job, replica: tuple[str, str]) -> None:
+        async with self._room.turn(replica):
+            if not self._has_newer(job.turn):
+                await self._run(job)
+
     async def _run(self, job: Job) -> None:
         try:
-            record = await self._made(job)
-            kept = None if record is None else await self._kept(job, record)
+            made = await self._made(job)
+            if isinstance(made, TooLittle):
+                self._wait(job, postponed(job.known.state, job.terms, made.growth))
+                return
+            kept = None if made is None else await self._kept(job, made)
             if kept is not None:
+                self._unused.made(job.turn, kept)
                 self.left_out(job.turn, kept, job.turn.record)
                 return
         except (LedgerError, TimeoutError) as error:
@@ -113,15 +154,19 @@ class Compactor:
         except Exception as error:  # noqa: BLE001 - nobody waits for this; the conversation goes on as it is
             log.error("a compaction failed: %s", type(error).__name__)  # its text may quote a prompt
             self._services.telemetry.context_dropped.labels("defect").inc()
-        state = failed(job.known.state, job.terms)
-        self._waits.put(job.turn.hashes[-1], (state.exhausted_until, job.turn.record))
+        self._wait(job, failed(job.known.state, job.terms))
+
+    def _wait(self, job: Job, state: Conversation) -> None:
+        """Try again no sooner than this state says."""
+        for length in places(job.turn):
+            self._waits.put(job.turn.hashes[length - 1], (state.exhausted_until, job.turn.record))
         self._stage.remember(job.turn, msgspec.structs.replace(job.known, state=state))
 
-    async def _made(self, job: Job) -> Compaction | None:
-        """The record of a compaction; None where it would leave too little out."""
+    async def _made(self, job: Job) -> Compaction | TooLittle | None:
+        """The record of a compaction; None where nobody wrote a summary."""
         turn = job.turn
         if turn.context.summarizer == Summarizer.OFF:
-            return await self._masked(job)
+            return await self._masked(job) or TooLittle(until_more_is_old(job))
         facts = self._stage.views.messages(turn.tenant, turn.messages)
         cut = await asyncio.to_thread(
             plan_cut,
@@ -131,14 +176,16 @@ class Compactor:
             room=job.decision.target,
             keep=keep_of(turn, job.tokens, facts),
             floor=turn.record.dropped[-1][1] if turn.record is not None and turn.record.dropped else 0,
+            media=media_tokens(turn, self._stage.lengths),
         )
         old = turn.record or Compaction(b"", 0)
         dropped = joined([*old.dropped, *((each.start, each.stop) for each in cut.dropped)])
         new = Compaction(b"", 0, dropped).gone() - old.gone()
         saved = sum(job.tokens[at] for at in new)
         if saved <= turn.context.summary_tokens:
-            return None
-        limit = int(job.decision.target // _SPLIT_SHARE * turn.bytes_per_token())
+            waiting = cut.reason is CutReason.OPEN_CALL  # the next request brings its result
+            return TooLittle(1 if waiting else until_more_is_old(job, saved))
+        limit = int(job.decision.target // _SPLIT_SHARE * turn.bytes_per_token(self._stage.lengths))
         gone = new | old.gone()
         split = dict.fromkeys(cut.split, limit) | dict(old.split)
         work = self._work(job, dropped, new, sorted(split.keys() - gone))
@@ -147,12 +194,16 @@ class Compactor:
             return None
         text = carrier(written.text)
         added = self._tokens(text, turn) - self._tokens(old.carrier, turn)
+        masked_still = tuple(at for at in old.masked if at not in gone)
+        split_still = tuple(sorted((at, size) for at, size in split.items() if at not in gone))
+        # What it says of later messages, a fork that lacks them is told as well: both share what is left out.
+        covers = max(old.covers, *(at + 1 for at in (*gone, *masked_still, *split)))
         return Compaction(
-            anchor=turn.hashes[-1],
-            covers=len(turn.hashes),
+            anchor=turn.hashes[covers - 1],
+            covers=covers,
             dropped=dropped,
-            masked=tuple(at for at in old.masked if at not in gone),
-            split=tuple(sorted((at, size) for at, size in split.items() if at not in gone)),
+            masked=masked_still,
+            split=split_still,
             carrier=text,
             reason=job.decision.reason.value,
             by=written.by,
@@ -192,10 +243,11 @@ class Compactor:
         """The record as it was put into a slot; None where another one leaves out something else."""
         turn, records = job.turn, self._stage.records
         for _ in range(_TRIES):
-            first = await self._stage.answered_by_store(turn.tenant, records.claim(turn.root, record))
+            claim = records.claim(turn.root, record, turn.hashes)
+            first = await self._stage.answered_by_store(turn.tenant, claim)
             if first is None or first == record:
                 return first
-            other = chosen(records.known(turn.root), turn.hashes)
+            other = records.known(turn.root, turn.hashes)
             if other is not None and other != turn.record:
                 both = record.with_others(other)
                 if both is None:
@@ -206,10 +258,20 @@ class Compactor:
     def left_out(self, turn: Turn, record: Compaction, before: Compaction | None) -> None:
         """Count a compaction that was put into effect, and keep the originals of what it leaves out."""
         telemetry = self._services.telemetry
-        telemetry.compactions.labels(record.reason, record.by).inc()
         new = newly_left_out(record, before)
-        telemetry.compacted_messages.inc(len(new))
+        if self._stage.records.is_new(turn.root, record):  # equal requests at once make one compaction
+            telemetry.compactions.labels(record.reason, record.by).inc()
+            telemetry.compacted_messages.inc(len(new))
         if not new:
             return
         items = {turn.reference(turn.facts[at].lasting): bytes(turn.messages[at]) for at in new}
-        self._services.spawn(self._stage.shown.keep(turn, items, record.reference))
+        key = self._stage.records.key_of(turn.root, record)
+        forms = [] if key is None else [key]
+        self._services.spawn(self._stage.shown.keep(turn, items, record.reference, forms))
+
+
+def until_more_is_old(job: Job, saved: int = 0) -> int:
+    """The growth in tokens until more than a summary's worth lies behind the tail; `saved` tokens do now."""
+    most, context = int(job.terms.harder * job.terms.shape.tail), job.turn.context
+    kept = sum(job.tokens[tail_start(units(job.turn.facts), job.tokens, most) :])
+    return max(0, most - kept) + context.summary_tokens - saved + 1

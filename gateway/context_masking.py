@@ -6,9 +6,11 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from ctxgate.compression.cut import pinned
 from ctxgate.compression.masked_record import Made, masked_record, masking_of
-from ctxgate.compression.masking import mask
+from ctxgate.compression.masking import NOTICE_TOKENS, mask
 from ctxgate.compression.said import Said, read_said
 from ctxgate.gateway.context_sizes import KNOWN_SPREAD, size_of_tools
 from ctxgate.inference.lengths import measure
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 BIG_BYTES: Final = 2**18
 """Bodies above it are looked at in a thread."""
 
+_TRIES: Final = 3  # to leave out so much that what is carried for it fits as well
+_RULES_SHARE: Final = 4  # of the room for the prompt, for the rules of the user that are carried
 _KEPT_SHARE: Final = 4  # of the tail that is kept, for notes and the results of sticky tools
 
 
@@ -37,6 +41,15 @@ def message_tokens(turn: Turn, lengths: Lengths) -> list[int]:
         math.ceil(calibration.tokens(size) * scale)
         for size in lengths.sizes(turn.facts, turn.laid.items("messages"))
     ]
+
+
+def media_tokens(turn: Turn, lengths: Lengths) -> dict[int, int]:
+    """By message, the tokens of what is no text in it, in the same measure."""
+    calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
+    sizes = lengths.sizes(turn.facts, turn.laid.items("messages"))
+    return {
+        at: round(calibration.tokens(size.of_media()) * scale) for at, size in enumerate(sizes) if size.media
+    }
 
 
 def other_tokens(turn: Turn, lengths: Lengths) -> int:
@@ -79,19 +92,38 @@ async def masked(turn: Turn, lengths: Lengths, facts: Sequence[Facts], goal: Goa
     other = other_tokens(turn, lengths)
     room = max(goal.target - other, 1)
     most = None if goal.limit is None else max(round(goal.limit * (1 - KNOWN_SPREAD)) - other, room)
-    ratio = turn.bytes_per_token()
+    ratio, media = turn.bytes_per_token(lengths), media_tokens(turn, lengths)
+    calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
+    counted = 0 if turn.record is None else calibration.tokens(measure(turn.record.carrier))
+    keep = keep_of(turn, tokens, facts)
 
-    def work() -> Compaction | None:
+    def made(more: int) -> tuple[Compaction | None, int]:
+        """The record if the carrier needs `more` tokens than are counted with, and how many it does."""
         masking = mask(
             turn.facts,
             tokens,
-            target=room,
+            target=max(room - more, 1),
             tail_tokens=goal.tail,
-            keep=keep_of(turn, tokens, facts),
+            keep=keep,
             before=masking_of(turn.record, ratio),
-            limit=most,
+            limit=None if most is None else max(most - more, 1),
+            media=media,
         )
-        made = Made(goal.reason.value, masking.tokens + other, ratio)
-        return masked_record(masking, turn.record, turn.messages, turn.hashes, turn.reference, made)
+        rules = int(max(most or room, room) // _RULES_SHARE * ratio)
+        why = Made(goal.reason.value, masking.tokens + other, ratio, rules)
+        record = masked_record(masking, turn.record, turn.messages, turn.hashes, turn.reference, why)
+        if record is None or not record.carrier:
+            return record, 0
+        carried = calibration.tokens(measure(record.carrier)) - counted
+        beyond = max(math.ceil(carried * scale) - NOTICE_TOKENS, 0)
+        return msgspec.structs.replace(record, tokens=record.tokens + beyond), beyond
+
+    def work() -> Compaction | None:
+        given, (record, more) = 0, made(0)
+        for _ in range(_TRIES):
+            if record is None or more <= given or record.tokens <= goal.target:
+                break
+            given, (record, more) = more, made(more)
+        return record
 
     return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,17 +18,21 @@ from ctxgate.compression.arrivals import (
     ArrivalPolicy,
     ArrivalsMemory,
     arriving,
+    at_hand,
     settled,
     shorten,
 )
+from ctxgate.compression.arrivals import key_of as form_key
 from ctxgate.compression.recall_gate import Gate, held_in
-from ctxgate.compression.recalled import RecalledMemory, decided, places, with_snippet
+from ctxgate.compression.recalled import RecalledMemory, decided, key_of, places, with_snippet
 from ctxgate.compression.said import read_said
 from ctxgate.gateway.context_terms import day_of
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.inference.rates import rates_at
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ctxgate.compression.arrivals import Arrived
     from ctxgate.compression.ask import Asking
     from ctxgate.gateway.context_turn import Turn
@@ -41,7 +46,8 @@ RECALL_WITHIN_S: Final = 0.25
 PASSAGES: Final = 5
 _REQUESTS: Final = 20  # that are expected to carry what is brought back
 _SHARE: Final = 10  # of a window, for all that is brought back between two compactions
-_SHARE_OF_ONE: Final = 50  # and in one turn
+_SHARE_OF_ONE: Final = 50  # and in one turn, or
+_FEW_TOKENS: Final = 200  # where that is less: a heading and a passage
 _LEAST_TOKENS: Final = 100
 _BYTES_PER_TOKEN: Final = 3
 _AROUND: Final = 64  # bytes of JSON around a snippet
@@ -71,7 +77,35 @@ class Shown:
             long = found.size > BIG_BYTES
             forms = await asyncio.to_thread(shorten, *arguments) if long else shorten(*arguments)
         laid = turn.laid.items("messages")
-        return settled(messages, facts, found, forms, self._arrivals, turn.reference, laid)
+        asking = settled(messages, facts, found, forms, self._arrivals, turn.reference, laid)
+        return self._held(turn, asking, {at: form_key(slot) for at, slot in found.unknown.items()})
+
+    def _held(self, turn: Turn, asking: Asking[Arrived], keys: Mapping[int, bytes]) -> Asking[Arrived]:
+        arrived = yield from asking
+        self._hold(turn, [key for at, key in keys.items() if at in arrived.texts])
+        return arrived
+
+    def _hold(self, turn: Turn, forms: Sequence[bytes]) -> None:
+        """Note, in the background, that these texts go with the request's task."""
+        if forms:
+            self._services.spawn(self.keep(turn, {}, forms=forms))
+
+    def came_whole(self, turn: Turn) -> Asking[Arrived]:
+        """Claim "as it came" for what nothing is known of: this request goes out without any change."""
+        found = arriving(turn.messages, turn.facts, self._arrivals, turn.tenant)
+        return settled(turn.messages, turn.facts, found, {}, self._arrivals, turn.reference)
+
+    def without_store(self, turn: Turn, *, whole: bool = False) -> None:
+        """Do without the store's answer: what is known stays shortened, what has just arrived goes out whole.
+
+        `whole`: all of it does.
+        """
+        found = arriving(turn.messages, turn.facts, self._arrivals, turn.tenant)
+        self._arrivals.sent_whole(found)
+        if whole:
+            return
+        laid = turn.laid.items("messages")
+        self.arrived(turn, at_hand(turn.messages, turn.facts, found, self._arrivals, turn.reference, laid))
 
     def arrived(self, turn: Turn, arrived: Arrived) -> None:
         """Let shortened results go out, and keep the originals of those that are new."""
@@ -98,14 +132,15 @@ class Shown:
         if window is not None:
             known = (self._recalled.snippets.get(turn.hashes[each]) or b"" for each in at)
             left = window // _SHARE - sum(map(len, known)) // _BYTES_PER_TOKEN
-            budget = min(budget, window // _SHARE_OF_ONE, left)
+            budget = min(budget, max(window // _SHARE_OF_ONE, _FEW_TOKENS), left)
         if budget < _LEAST_TOKENS:
             return {}
         now_us = self._services.now_us()
         length = 0 if turn.known is None else turn.known.tokens
         rates = rates_at(turn.pool.rates, day_of(now_us), length)
         itself = frozenset({turn.reference(turn.facts[last].lasting)})
-        gate = Gate(rates, _REQUESTS, length, held_in(turn.body.raw), without=itself)
+        held = held_in(turn.body.raw)
+        gate = Gate(rates, _REQUESTS, length, held, without=itself, among=_left_out(turn))
         found = await self._services.recall.query(
             turn.tenant,
             turn.root,
@@ -119,7 +154,11 @@ class Shown:
 
     def recalled(self, turn: Turn, at: list[int], fresh: dict[int, bytes]) -> Asking[dict[int, bytes]]:
         """By message: what is put at its end, as it was first decided."""
-        return decided(at, turn.hashes, self._recalled, fresh)
+        snippets = self._recalled.snippets
+        new = [each for each in at if snippets.get(turn.hashes[each]) is None]
+        found = yield from decided(at, turn.hashes, self._recalled, fresh)
+        self._hold(turn, [key_of(turn.hashes[each]) for each in new if each in found])
+        return found
 
     def put(self, turn: Turn, snippets: dict[int, bytes]) -> None:
         """Let messages go out with what is put at their ends."""
@@ -130,20 +169,33 @@ class Shown:
                 turn.shown[at] = text
                 turn.added += 2 * len(snippet) + _AROUND
 
-    async def keep(self, turn: Turn, items: dict[str, bytes], together_as: str = "") -> None:
+    async def keep(
+        self, turn: Turn, items: dict[str, bytes], together_as: str = "", forms: Sequence[bytes] = ()
+    ) -> None:
         """Archive originals, so that they can be had by their ids and searched.
 
-        `together_as`: an id under which the list of theirs can be had.
+        `together_as`: an id under which the list of theirs can be had. `forms`: keys of what the store of
+        forms holds of the task. Where the task was deleted since the request came, all that is gone.
         """
         task, now_us = turn.identified.task.name, self._services.now_us()
-        archive = self._services.archive
+        keep = partial(self._services.archive.keep, since_us=turn.identified.inbound.received_at_us)
         try:
-            await archive.keep(turn.tenant, task, items, now_us, turn.root)
+            if not await keep(turn.tenant, task, items, now_us, turn.root, forms=forms):
+                self._services.context.wiped(turn.tenant, forms)
+                return
             if together_as:
                 listed = msgspec.json.encode({"messages": list(items)})
-                await archive.keep(turn.tenant, task, {together_as: listed}, now_us)
+                await keep(turn.tenant, task, {together_as: listed}, now_us)
         except LedgerError as error:
             log.warning("originals are not archived: %s", type(error).__name__)
             self._services.telemetry.context_dropped.labels("store").inc()
             return
-        self._services.recall.add(turn.tenant, turn.root)
+        if items:
+            self._services.recall.add(turn.tenant, turn.root)
+
+
+def _left_out(turn: Turn) -> frozenset[str]:
+    """The ids of what this request's own messages lack: runs that begin alike share a root, and no more."""
+    record = turn.record
+    at = set() if record is None else record.gone() | {*record.masked} | {each for each, _ in record.split}
+    return frozenset(turn.reference(turn.facts[each].lasting) for each in at | turn.shown.keys())

@@ -77,11 +77,12 @@ class Lengths:
 
 def total(sizes: Iterable[Measure]) -> Measure:
     """All sizes together."""
-    plain = wide = 0
+    plain = wide = media = 0
     for size in sizes:
         plain += size.plain
         wide += size.wide
-    return Measure(plain, wide)
+        media += size.media
+    return Measure(plain, wide, media)
 
 
 def size_of_tools(body: Body) -> Measure:

@@ -12,6 +12,7 @@ import msgspec
 from ctxgate.compression.economics import Shape
 from ctxgate.compression.window import Limits, Terms, begin, compacted, fitted
 from ctxgate.gateway.context_level import Summarizer
+from ctxgate.inference.lengths import NOTHING
 from ctxgate.inference.rates import rates_at
 from ctxgate.inference.record import Record
 
@@ -37,8 +38,9 @@ _MARGIN_SHARE: Final = 50  # of a price tier's edge
 class Known(Record, frozen=True):
     """What is known of a conversation after its request with the first `length` messages was answered.
 
-    `tokens` is its prompt as measured, `said` the size of that prompt's messages and tools, `record` the
-    compaction it went out under, `largest` the longest answer and `batch` the largest growth in tokens.
+    `tokens` is its prompt as measured, `said` the size of that prompt's messages and tools, `tools` of its
+    tools alone, `record` the compaction it went out under, `largest` the longest answer and `batch` the
+    largest growth in tokens. `estimated`: of a longer request's, only the first messages.
     """
 
     length: int
@@ -48,6 +50,8 @@ class Known(Record, frozen=True):
     state: Conversation
     largest: int = 0
     batch: int = 0
+    tools: Measure = NOTHING
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from ctxgate.compression.compaction import Compaction, Ranges, ShapingMemory
     from ctxgate.compression.dialects.chat import Facts, Views
     from ctxgate.compression.plan import PlanEdit
+    from ctxgate.compression.window_errors import Refusal
     from ctxgate.gateway.config import Context, Model, Pool
     from ctxgate.gateway.context_level import Mode
     from ctxgate.gateway.context_sizes import Counting, Lengths
     from ctxgate.gateway.context_terms import Known
     from ctxgate.gateway.flow import Identified
+    from ctxgate.inference.lengths import Calibration
     from ctxgate.inference.wire import Body, Edit
 
 _RECORD_SPREAD: Final = 0.1  # of an estimate from all messages of a conversation that was measured
@@ -47,9 +49,12 @@ class Turn:
     `laid` is the body that came into the stage, `body` the one that goes out. `record` is the compaction
     that it goes out under, `known` what is known of the conversation before it. `said` is the size of the
     messages and tools that go out, `estimate` their length in tokens, of which `arriving` were not sent
-    before. `shown`: by index, messages that go out in another text whatever the record is; they may make the
-    prompt longer by `added` bytes. `frozen`: what is decided now can be kept for later requests; `made`: the
-    record was decided for this one. `client_tokens` estimates the client's own prompt where another goes out.
+    before; `tools` is the size of the tools alone. `shown`: by index, messages that go out in another text
+    whatever the record is; they may make the prompt longer by `added` bytes. `frozen`: what is decided now
+    can be kept for later requests; `made`: the record was decided for this one. `client_tokens` estimates
+    the client's own prompt where another goes out.
+    `refusal`: an engine refused this request's last prompt. `pending`: the record, which came in place of
+    `replaced`, is to be kept once an engine has taken its prompt.
     """
 
     identified: Identified
@@ -67,6 +72,7 @@ class Turn:
     record: Compaction | None = None
     body: Body = field(init=False)
     said: Measure = NOTHING
+    tools: Measure = NOTHING
     estimate: Estimate = Estimate(0, 0)  # noqa: RUF009 - immutable
     arriving: int = 0
     frozen: bool = True
@@ -74,6 +80,9 @@ class Turn:
     shown: dict[int, bytes] = field(default_factory=dict)
     added: int = 0
     client_tokens: int | None = None
+    refusal: Refusal | None = None
+    pending: bool = False
+    replaced: Compaction | None = None
     texts: Mapping[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,15 +123,14 @@ class Turn:
     async def measure(self, lengths: Lengths, tokenizers: Counting) -> None:
         """Estimate the length of what goes out."""
         known, calibration = self.known, lengths.of(self.model.name)
+        self.tools = size_of_tools(self.laid)
         if known is not None and known.record == self.record:
-            facts = self.facts[known.length :]
-            messages = self.laid.items("messages")[known.length :]
             size = total(self._sizes(lengths, known.length))
-            counted = await tokenizers.count(self.model, facts, messages)
-            self.arriving = calibration.tokens(size) if counted is None else counted
-            self.said = known.said.plus(size)
-            tokens = known.tokens + self.arriving
-            spread = KNOWN_SPREAD * tokens + UNKNOWN_SPREAD * self.arriving
+            self.said = known.said.minus(known.tools).plus(self.tools).plus(size)
+            more = calibration.tokens(self.tools) - calibration.tokens(known.tools)
+            self.arriving = await self._arriving(size, known, calibration, tokenizers) + max(more, 0)
+            tokens = max(known.tokens + self.arriving + min(more, 0), 0)
+            spread = KNOWN_SPREAD * tokens + UNKNOWN_SPREAD * (self.arriving - min(more, 0))
             self.estimate = Estimate(tokens, round(spread))
             return
         self.said = self._said(lengths)
@@ -135,6 +143,14 @@ class Turn:
             self.arriving, share = min(new, tokens), _RECORD_SPREAD
         self.estimate = Estimate(tokens, round(share * tokens))
 
+    async def _arriving(
+        self, size: Measure, known: Known, calibration: Calibration, tokenizers: Counting
+    ) -> int:
+        """The tokens of the messages that came since the last request; `size` is theirs."""
+        facts, messages = self.facts[known.length :], self.laid.items("messages")[known.length :]
+        counted = await tokenizers.count(self.model, facts, messages)
+        return calibration.tokens(size) if counted is None else counted + calibration.tokens(size.of_media())
+
     def _sizes(self, lengths: Lengths, start: int = 0) -> list[Measure]:
         """The sizes of the messages from `start` on, as they go out where they do."""
         sizes = lengths.sizes(self.facts[start:], self.laid.items("messages")[start:])
@@ -145,12 +161,16 @@ class Turn:
 
     def _said(self, lengths: Lengths) -> Measure:
         """The size of all that goes out."""
-        said = size_of_tools(self.laid)
+        said = self.tools
         if self.record is None:
             return said.plus(total(self._sizes(lengths)))
         gone = self.record.gone()
         kept = (size for at, size in enumerate(self._sizes(lengths)) if at not in gone)
         return said.plus(measure(self.record.carrier)).plus(total(kept))
+
+    def size_from(self, start: int, lengths: Lengths) -> Measure:
+        """The size of the messages from `start` on, none of which is left out, as they go out."""
+        return total(self._sizes(lengths, start))
 
     def told(self) -> str | None:
         """The compaction as the client is told of it."""
@@ -160,10 +180,12 @@ class Turn:
         masked = len(record.masked) + len(record.split)
         return f"{record.by}; reason={record.reason}; left_out={len(record.gone())}; shortened={masked}"
 
-    def bytes_per_token(self) -> float:
+    def bytes_per_token(self, lengths: Lengths) -> float:
         """Bytes of text for each token, rather too few: JSON takes more for the same text."""
         size = self.said.plain + self.said.wide
-        return _TEXT_SHARE * size / self.estimate.tokens if size and self.estimate.tokens else BYTES_PER_TOKEN
+        text = Measure(self.said.plain, self.said.wide)
+        tokens = lengths.of(self.model.name).tokens(text) * self.scale(lengths)
+        return _TEXT_SHARE * size / tokens if size and tokens else BYTES_PER_TOKEN
 
     def scale(self, lengths: Lengths) -> float:
         """Tokens of this prompt for each one that the calibration gives."""

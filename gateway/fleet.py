@@ -12,6 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.rules import ALL_RULES, allowed_rules
+from ctxgate.inference.finding import Finding
 from ctxgate.routing import health
 from ctxgate.routing.choose import ReplicaState
 
@@ -39,6 +40,8 @@ class ReplicaRecord:
     cache hit, so that leaving the figure out means zero (True), or a probe that must have hit was told no
     figure (False); None while neither is known. `fingerprint`: its `system_fingerprint`. `findings`: what
     a probe found, by served model name. `settling_until_us`: until then it is worth waiting for a probe.
+    `asked`: it has been asked for its models, whatever it told.
+    `started`: how often a probe found it down; what it is afterwards may be another engine.
     """
 
     pool: Pool
@@ -50,6 +53,8 @@ class ReplicaRecord:
     windows: Mapping[str, int | None] = field(default_factory=dict)
     findings: dict[str, Findings] = field(default_factory=dict)
     settling_until_us: int = 0
+    asked: bool = False
+    started: int = 0
 
 
 class Fleet:
@@ -104,7 +109,10 @@ class Fleet:
     def probed(self, pool: str, replica: str, probe: Probe) -> None:
         """Learn from a probe; windows that it did not tell stay as they were."""
         record = self._records[pool, replica]
+        was_up = record.health.probe_ok
         record.health = health.probed(record.health, probe.finding)
+        record.asked |= probe.finding is Finding.WELL
+        record.started += was_up and not record.health.probe_ok
         if probe.windows:
             record.windows = probe.windows
 

@@ -52,6 +52,13 @@ class Forms:
         self._known: Recent[tuple[str, bytes], tuple[bytes, int]] = Recent(
             limit, lambda known: len(known[0]) + _OVERHEAD
         )
+        self._wipes = 0
+
+    def wiped(self, tenant: str, keys: Collection[bytes], now_us: int) -> None:
+        """Know that the texts under these keys are gone from the store: each is an empty one now."""
+        self._wipes += 1
+        for key in keys:
+            self._known.put((tenant, key), (b"", now_us))
 
     @staticmethod
     def deadline() -> float:
@@ -80,9 +87,11 @@ class Forms:
             else:
                 answer[key] = known[0]
         if claims or reads:
+            wipes = self._wipes
             async with asyncio.timeout_at(deadline):
                 found = await self._store.claim(tenant, claims, reads, now_us)
-            for key, text in found.items():
-                self._known.put((tenant, key), (text, now_us))
+            if wipes == self._wipes:  # else one of them may have been read before its text went
+                for key, text in found.items():
+                    self._known.put((tenant, key), (text, now_us))
             answer |= found
         return answer

@@ -18,6 +18,7 @@ from ctxgate.compression.policy import Level
 from ctxgate.compression.reverting import Reverting, Side
 from ctxgate.compression.validity import Invalid, check_length, check_same
 from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.gateway.first_look import first_look
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.forms import FRESH_US
 from ctxgate.gateway.ledger import LedgerError
@@ -110,6 +111,7 @@ class LayoutStage:
         return Laid(inbound.body)
 
     async def _lay_out(self, inbound: Inbound, tenant: str, policy: Policy, now_us: int) -> Laid:
+        await first_look(self._memory.views, tenant, inbound.messages)
         body, deadline = inbound.body, self._forms.deadline()
         self._ask_again_each_day(now_us)
         prompt = layout.look(body, inbound.messages, tenant, self._memory)

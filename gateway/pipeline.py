@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import plan as planning
 from ctxgate.compression.policy import Level
+from ctxgate.compression.window_errors import Refusal
 from ctxgate.gateway import identity
 from ctxgate.gateway.attempt import OVERLOAD, Attempt
 from ctxgate.gateway.context_level import Mode, mode_of
@@ -38,7 +39,6 @@ from ctxgate.routing.choose import choose
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.config import Key
     from ctxgate.gateway.edge import Reply
     from ctxgate.gateway.flow import Identified, Inbound
@@ -84,7 +84,8 @@ class Pipeline:
             if answered.overflow is not None:
                 refusals += 1
                 before = planned
-                planned = await self.plan(allowed, laid, (answered.overflow, refusals))
+                refusal = Refusal(answered.overflow, routed.replica.name, refusals)
+                planned = await self.plan(allowed, laid, refusal)
                 if planned.plan.size >= before.plan.size:
                     break
                 continue
@@ -124,11 +125,11 @@ class Pipeline:
         self,
         allowed: Allowed,
         laid_out: LaidOut | None = None,
-        refused: tuple[Overflow, int] | None = None,
+        refused: Refusal | None = None,
     ) -> Planned:
         """The outgoing prompt; a failure to plan forwards the prompt as it came, and is counted.
 
-        `refused`: what an engine said to this request's prompt, too long for it, and how often it was so.
+        `refused`: what an engine said to this request's prompt, which was too long for it.
         Raises `Refused` for what the team's policies do not allow.
         """
         laid_out = laid_out or await self.lay_out(allowed)
@@ -151,7 +152,7 @@ class Pipeline:
             body, shaped = inbound.body, Shaped(inbound.body)
             plan = planning.untouched(inbound.body, salt)
         seen = self.services.misses.look(allowed.identified, body, salt)
-        refusals = 0 if refused is None else refused[1]
+        refusals = 0 if refused is None else refused.number
         shrinks = mode is not Mode.OFF and inbound.surface is Surface.CHAT and refusals < MOST_REFUSALS
         return Planned(allowed, plan, laid_out.level, seen, shaped.turn, shrinks)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ctxgate.compression.rules import Rule, allowed_rules
 from ctxgate.gateway import pool_probe
+from ctxgate.gateway.context_lengths import unknown_window
 from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import probe
@@ -14,7 +15,7 @@ from ctxgate.inference.rates import format_usd
 from ctxgate.inference.template_facts import Extension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.pool_probe import Examined
@@ -53,7 +54,17 @@ async def probed(services: Services, record: ReplicaRecord) -> ReplicaReport:
     if result.finding is not Finding.WELL:
         return ReplicaReport(pool, replica.name, replica.url, _WHY[result.finding])
     models = await pool_probe.examine(services, record)
-    return ReplicaReport(pool, replica.name, replica.url, None, tuple(models))
+    stated = {one.name for one in services.config.models.values() if one.window is not None}
+    return ReplicaReport(
+        pool, replica.name, replica.url, None, tuple(with_window(one, stated) for one in models)
+    )
+
+
+def with_window(one: Examined, stated: Collection[str]) -> Examined:
+    """The same; an unknown window is a problem, but for models whose configuration has `stated` it."""
+    if one.missing or one.window is not None or one.model in stated:
+        return one
+    return replace(one, problems=(*one.problems, unknown_window(one.model)))
 
 
 def as_json(reports: Sequence[ReplicaReport]) -> dict[str, Any]:

@@ -49,7 +49,14 @@ class Process(Protocol):
 
     async def room(self) -> None: ...
 
-    async def ask(self, conversation: bytes, text: str, count: int, within_s: float) -> Told | None: ...
+    async def ask(
+        self,
+        conversation: bytes,
+        text: str,
+        count: int,
+        within_s: float,
+        among: frozenset[str] | None = None,
+    ) -> Told | None: ...
 
     async def close(self) -> None: ...
 
@@ -98,7 +105,7 @@ class Recall:
         if not self._believed(name):
             self.add(tenant, conversation)
         more = k * (1 + len(gate.without))  # the message that asks may fill the first places
-        told = await self._process.ask(name, text, more, within_s)
+        told = await self._process.ask(name, text, more, within_s, gate.among)
         if told is None:
             self._noted("late")
             return None
@@ -110,7 +117,7 @@ class Recall:
             return None
         try:
             async with asyncio.timeout_at(deadline):
-                hits = [hit for hit in told.hits if hit.id not in gate.without][:k]
+                hits = [hit for hit in told.hits if gate.quotes(hit.id)][:k]
                 passages = await self._passages(tenant, hits)
         except TimeoutError:
             self._noted("late")

@@ -83,14 +83,21 @@ class RecallProcess:
             self._sent.clear()
             await self._sent.wait()
 
-    async def ask(self, conversation: bytes, text: str, count: int, within_s: float) -> Told | None:
-        """What the process tells within that time, else None."""
+    async def ask(
+        self,
+        conversation: bytes,
+        text: str,
+        count: int,
+        within_s: float,
+        among: frozenset[str] | None = None,
+    ) -> Told | None:
+        """What the process tells within that time, else None. `among`: see `recall_wire.Ask`."""
         if self._closed:
             return None
         number = next(self._numbers)
         future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
-        self._questions.append(framed(Ask(number, conversation, text, count, within_s)))
+        self._questions.append(framed(Ask(number, conversation, text, count, within_s, among)))
         self._wake()
         try:
             async with asyncio.timeout(within_s):

@@ -24,13 +24,17 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What of a conversation answers a text best? To be said within so many seconds."""
+    """What of a conversation answers a text best? To be said within so many seconds.
+
+    `among`: the only messages that matter, by their ids; None: all of them.
+    """
 
     number: int
     conversation: bytes
     text: str
     count: int
     within_s: float
+    among: frozenset[str] | None = None
 
 
 class Forget(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -86,6 +86,9 @@ class Indexes:
         looked = index.look(question_of(ask.text))
         likeness = self._likeness(conversation, ask.text, deadline)
         relevance = combined(looked, likeness)
+        if ask.among is not None:  # runs that begin alike share a conversation, but not what was said in them
+            windows = index.windows
+            relevance = {at: how for at, how in relevance.items() if windows[at].id in ask.among}
         hits = [Hit(*index.windows[number], relevance[number]) for number in best(relevance, ask.count)]
         return Told(ask.number, True, likeness is not None, hits)
 

@@ -164,9 +164,11 @@ def _add_context(app: FastAPI, application: Application) -> None:
     ) -> JSONResponse:
         key = _caller(application, request)
         services = _services(application)
-        deleted = await _stored(services.archive.delete(tenant_of(key), task))
-        services.recall.forget(tenant_of(key))  # what is left of the team's is indexed again when asked for
-        return JSONResponse({"object": "context.deleted", "task": task, "deleted": deleted})
+        tenant = tenant_of(key)
+        deleted = await _stored(services.archive.delete(tenant, task, services.now_us()))
+        services.context.wiped(tenant, deleted.forms)
+        services.recall.forget(tenant)  # what is left of the team's is indexed again when asked for
+        return JSONResponse({"object": "context.deleted", "task": task, "deleted": deleted.originals})
 
 
 async def _stored(work: Awaitable[T]) -> T:

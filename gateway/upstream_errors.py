@@ -13,6 +13,7 @@ import msgspec
 
 from ctxgate.compression.window_errors import Overflow, read_overflow
 from ctxgate.gateway.errors import Kind, Refused, body_of, envelope
+from ctxgate.inference.sse import SseSplitter, data_of
 
 _MAX_MESSAGE: Final = 2000
 _KEY_REFUSED: Final = frozenset({401, 403, 407})
@@ -64,3 +65,15 @@ def too_long(body: bytes) -> Overflow | None:
         return None
     overflow = read_overflow(message) if isinstance(message, str) else None
     return overflow if overflow is not None and overflow.of_prompt else None
+
+
+def too_long_event(read: bytes) -> tuple[Overflow, bytes] | None:
+    """The same of a stream that begins with a refusal: what it says, and its JSON.
+
+    `read` is the stream's first read; None also where its first event is not whole.
+    """
+    if b'"error"' not in read:
+        return None
+    payload = next((data for event in SseSplitter().feed(read) if (data := data_of(event)) is not None), b"")
+    overflow = too_long(payload)
+    return None if overflow is None else (overflow, payload)

@@ -115,6 +115,11 @@ class Views:
         self._messages: Recent[bytes, Facts] = Recent(entries)
         self._tools: Recent[bytes, ToolFacts | None] = Recent(entries // 10)
 
+    def knows(self, tenant: str, raw: msgspec.Raw | bytes) -> bool:
+        """Whether the facts of a message are remembered."""
+        key = xxhash.xxh3_128_digest(memoryview(raw), self._seed_of(tenant))
+        return self._messages.get(key) is not None
+
     def message(self, tenant: str, raw: msgspec.Raw | bytes) -> Facts:
         """The facts of a message, decoded only if its bytes are new."""
         return self.messages(tenant, (raw,))[0]

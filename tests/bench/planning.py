@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.bench.bodies import chat_request
+from tests.bench.planning_context import COMPACTED, NOTHING_RECORDED, WINDOW_SHARE, ContextBench
 from tests.bench.tools import ROOT
 
 from ctxgate.compression import plan as planning
@@ -107,8 +108,19 @@ class MemoryStore:
 
 def measure(*, quick: bool = False) -> list[Cost]:
     """All cases at all sizes."""
-    sizes = TOKENS[:1] if quick else TOKENS
-    return [asyncio.run(_measured(case, tokens, 3 if quick else TURNS)) for tokens in sizes for case in CASES]
+    sizes, turns = TOKENS[:1] if quick else TOKENS, 3 if quick else TURNS
+    found = [asyncio.run(_measured(case, tokens, turns)) for tokens in sizes for case in CASES]
+    windows = {NOTHING_RECORDED: None, COMPACTED: int(sizes[-1] * WINDOW_SHARE)}
+    found += [asyncio.run(_context(case, window, sizes[-1], turns)) for case, window in windows.items()]
+    return found
+
+
+async def _context(case: str, window: int | None, tokens: int, turns: int) -> Cost:
+    forms = Forms(MemoryStore())
+    bench = ContextBench(LayoutStage(forms, _refuse), forms, window)
+    raws = _turns(CASES[0], tokens, turns)
+    cpu, scan, messages, edits, bodies = await bench.measured(raws, _identified, _SAFE)
+    return Cost("ctxgate", case, tokens, messages, edits, cpu, scan, bodies)
 
 
 async def _measured(case: Case, tokens: int, turns: int) -> Cost:

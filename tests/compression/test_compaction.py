@@ -150,13 +150,27 @@ def test_parts_that_are_no_texts_survive_a_split() -> None:
         split_message(b"[]", 600, "r")
 
 
+def test_context_g3_pictures_are_never_split_as_text() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 50_000}}
+    alone = json.dumps({"role": "user", "content": [image]}).encode()
+    assert split_message(alone, 600, "r") == alone
+    text = {"type": "text", "text": "word " * 5000}
+    both = json.loads(
+        split_message(json.dumps({"role": "user", "content": [text, image]}).encode(), 600, "r")
+    )
+    assert both["content"][1] == image
+    assert len(both["content"][0]["text"]) <= 600
+
+
 def test_long_arguments_of_a_call_are_cut_and_stay_json() -> None:
     written = {"path": "src/a.py", "lines": ["x" * 9000, 3], "more": {"text": "y" * 50}}
     call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": json.dumps(written)}}
     broken = {"id": "d", "function": {"name": "f", "arguments": "{" + "z" * 3000}}
     message = {"role": "assistant", "content": "I write.", "tool_calls": [call, broken]}
     out = json.loads(split_message(json.dumps(message).encode(), 1000, "r"))
-    assert out["tool_calls"][1] == broken
+    plain = out["tool_calls"][1]["function"]["arguments"]
+    assert plain.startswith("{zzz")
+    assert len(plain) <= 600
     assert (out["content"], out["tool_calls"][0]["id"]) == ("I write.", "c")
     arguments = json.loads(out["tool_calls"][0]["function"]["arguments"])
     assert (arguments["path"], arguments["lines"][1]) == ("src/a.py", 3)
@@ -166,6 +180,28 @@ def test_long_arguments_of_a_call_are_cut_and_stay_json() -> None:
     assert "id r" in arguments["lines"][0]
     small = json.dumps({"role": "assistant", "content": "a", "tool_calls": [call]}).encode()
     assert json.loads(split_message(small, 99_999, "r")) == json.loads(small)
+
+
+def test_context_f16_what_a_model_thought_is_cut_as_well() -> None:
+    thought = "First. " + "hmm " * 3000 + "Done."
+    message = {"role": "assistant", "content": "Yes.", "reasoning_content": thought, "reasoning": None}
+    out = json.loads(split_message(json.dumps(message).encode(), 900, "r"))
+    assert (out["content"], out["reasoning"]) == ("Yes.", None)
+    assert out["reasoning_content"].startswith("First. ")
+    assert out["reasoning_content"].endswith("Done.")
+    assert len(out["reasoning_content"]) <= 900
+
+
+@pytest.mark.parametrize("arguments", ['{"t": "\\ud800', '{"t": "\ud800'])
+def test_context_f16_half_a_surrogate_pair_keeps_no_text_whole(arguments: str) -> None:
+    """In the arguments it is escaped once, or twice; in the content it is escaped as well."""
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments + "x" * 9000 + '"}'}}
+    message = {"role": "assistant", "content": "\ud800" + "y" * 9000, "tool_calls": [call]}
+    out = json.loads(split_message(json.dumps(message).encode(), 2000, "r"))
+    cut = json.loads(out["tool_calls"][0]["function"]["arguments"])["t"]
+    assert cut.startswith("\ufffdxxx")
+    assert out["content"].startswith("\ufffdyyy")
+    assert len(cut.encode()) + len(out["content"].encode()) <= 2000
 
 
 def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
@@ -210,6 +246,28 @@ def test_context_m7_a_summary_stays_when_masking_follows_it() -> None:
     assert text.startswith("[Summary] Never touch main.\n[Record by the gateway")
     assert text.count("Never touch main.") == 1
     assert text.endswith("- You must log.")
+
+
+def test_context_f11_of_many_rules_the_newest_are_said_and_how_many_are_not() -> None:
+    raws = [json.dumps({"role": "user", "content": f"You must hold {at}."}).encode() for at in range(300)]
+    text = read_said(notice("r1", raws, room=2000)).text
+    # "You must hold 299." has 18 bytes and 4 around it: 90 of them fit into 2,000.
+    assert "[210 older instructions of the user " in text
+    assert text.endswith("- You must hold 299.")
+    assert [at for at in range(300) if f"- You must hold {at}." in text] == [*range(210, 300)]
+    assert read_said(notice("r1", raws[:90], room=2000)).text == read_said(notice("r1", raws[:90])).text
+    summary = json.dumps({"role": "user", "content": "[Summary]\n" + "It is. " * 5000}).encode()
+    short = read_said(notice("r1", raws, summary, room=2000)).text
+    assert short.startswith("[Summary]\nIt is.")
+    assert len(short) <= 4000 + len(text) + 1
+
+
+def test_context_f11_a_summary_stays_when_masking_follows_masking() -> None:
+    summary = json.dumps({"role": "user", "content": "[Summary] All is well."}).encode()
+    rules = [b'{"role":"user","content":"You must log."}', b'{"role":"user","content":"You must test."}']
+    once = notice("r1", rules[:1], summary)
+    twice = read_said(notice("r2", rules, once, reference_before="r1")).text
+    assert twice == read_said(notice("r2", rules, summary)).text
 
 
 def test_what_is_new_in_a_record() -> None:

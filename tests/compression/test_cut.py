@@ -204,3 +204,9 @@ def test_context_e2_e5_pins_and_sticky_results_are_kept() -> None:
     part = b'{"role":"user","content":[{"type":"text","text":"x","ctxgate":{"pin":true}}]}'
     no_pin = b'{"role":"user","content":"x","ctxgate":{"pin":1}}'
     assert pinned([read_said(each) for each in (pin, part, no_pin)], [9, 9, 9]) == {0, 1}
+
+
+def test_context_g3_a_message_is_split_for_its_text_alone() -> None:
+    messages = chat("S U A U")
+    cut = plan_cut(messages, [10, 900, 10, 900], tail_tokens=10_000, room=800, media={1: 850, 3: 99})
+    assert cut.split == (3,)

@@ -65,6 +65,17 @@ def test_context_l5_a_last_result_larger_than_the_window_is_cut() -> None:
     assert masked(300, "S U A[a] Ra", [100, 100, 10, 5000]).split == (Split(3, LEAST_SPLIT_TOKENS),)
 
 
+def test_context_f16_of_a_last_round_with_many_small_results_the_oldest_are_masked() -> None:
+    """Ten results of 90 tokens: no text is cut below 200. Each that is masked gives 90 - 40 tokens."""
+    text = "S U A[" + ",".join("abcdefghij") + "] " + " ".join(f"R{one}" for one in "abcdefghij")
+    sizes = [100, 100, 100, *[90] * 10]  # 1,200 in all
+    assert masked(1000, text, sizes) == Masking((3, 4, 5, 6), (), (), 1000, fits=True)
+    assert masked(750, text, sizes) == Masking((3, 4, 5, 6, 7, 8, 9, 10, 11), (), (), 750, fits=True)
+    assert not masked(749, text, sizes).fits
+    still_open = text.replace(" Rj", "")
+    assert masked(1000, still_open, sizes[:-1]) == Masking((3, 4, 5), (), (), 960, fits=True)
+
+
 def test_context_l1_several_huge_messages_are_cut_to_one_size() -> None:
     result = masked(1400, "S U U", [100, 9000, 9000])
     assert result.split == (Split(1, 650), Split(2, 650))
@@ -138,3 +149,15 @@ def test_the_first_task_loses_its_middle_after_all_others() -> None:
     assert masked(700, "S U A[a] Ra", sizes).split == (Split(2, 260),)
     assert masked(500, "S U A[a] Ra", sizes).split == (Split(1, 230), Split(2, 230))
     assert masked(300, "S U A[a] Ra", sizes).split == (Split(1, 200), Split(2, 200))
+
+
+def test_context_g3_of_a_message_with_a_picture_only_the_text_can_be_cut() -> None:
+    """Of the last message 1,000 tokens are a picture: it can be cut to those and the least text."""
+    sizes = [100, 100, 10, 2500]
+    result = masked(1700, "S U A[a] Ra", sizes, media={3: 1000}, keep={3})
+    assert result == Masking((), (), (Split(3, 490),), 1700, fits=True)
+    assert masked(1700, "S U A[a] Ra", sizes, media={3: 1000}, before=result) == result
+    least = masked(300, "S U A[a] Ra", sizes, media={3: 1000}, keep={3})
+    assert least == Masking((), (), (Split(3, LEAST_SPLIT_TOKENS),), 1410, fits=False)
+    only = masked(300, "S U A[a] Ra", [100, 100, 10, 1010], media={3: 1000}, keep={3})
+    assert only == Masking((), (), (), 1220, fits=False)

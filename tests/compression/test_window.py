@@ -26,6 +26,7 @@ from ctxgate.compression.window import (
     fitted,
     observed,
     pays,
+    postponed,
     target,
 )
 from support.compaction import PRICES, SHAPE, dollars
@@ -89,6 +90,16 @@ def test_a_pass_that_came_to_nothing_waits_as_well() -> None:
     assert failed(state, FREE).exhausted_until == 99_000
     assert failed(state, replace(FREE, limits=WINDOW)).exhausted_until == 90_000 + 20_414
     assert decide(state, TERMS) != KEEP == decide(failed(state, TERMS), TERMS)
+
+
+def test_a_pass_that_found_too_little_waits_only_until_the_tail_has_moved_on() -> None:
+    """Never longer than X*, which much early growth makes long: here 33,870 tokens."""
+    state = at(90_000, spent=F0 * 2)
+    assert postponed(state, TERMS, 4_001) == replace(state, exhausted_until=94_001)
+    assert postponed(state, TERMS, 50_000) == failed(state, TERMS)
+    assert postponed(state, TERMS, 0).exhausted_until == 90_001
+    assert decide(at(94_000, spent=F0 * 2, exhausted_until=94_001), TERMS) == KEEP
+    assert decide(at(94_001, spent=F0 * 2, exhausted_until=94_001), TERMS) != KEEP
 
 
 def test_a_history_cut_by_its_client_takes_its_share_of_what_was_spent_along() -> None:

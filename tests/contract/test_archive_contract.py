@@ -52,10 +52,10 @@ async def test_context_p6_the_id_of_another_tenants_original_opens_nothing(opene
         await archive.keep(TENANT, "task", {A: b"secret"}, 1, ONE)
         assert await archive.get(OTHER, A) is None
         assert await archive.of_conversation(OTHER, ONE) == []
-        assert await archive.delete(OTHER, "task") == 0
+        assert (await archive.delete(OTHER, "task", 0)).originals == 0
         await archive.keep(OTHER, "task", {A: b"another"}, 2, ONE)
         assert await archive.get(OTHER, A) == b"another"
-        assert await archive.delete(OTHER, "task") == 1
+        assert (await archive.delete(OTHER, "task", 0)).originals == 1
         assert await archive.get(TENANT, A) == b"secret"
 
 
@@ -63,7 +63,7 @@ async def test_context_p7_names_that_look_alike_are_apart(opened: Opened) -> Non
     async with opened() as archive:
         for at, task in enumerate(("a:b", "a_b", "a/b", "a", "A", "a ")):
             await archive.keep(TENANT, task, {f"{at:024x}": task.encode()}, 1, task.encode())
-        assert await archive.delete(TENANT, "a_b") == 1
+        assert (await archive.delete(TENANT, "a_b", 0)).originals == 1
         assert await archive.of_conversation(TENANT, b"a:b") == [Original(f"{0:024x}", b"a:b")]
         assert await archive.get(TENANT, f"{1:024x}") is None
         assert await archive.get(TENANT, f"{3:024x}") == b"a"
@@ -95,12 +95,36 @@ async def test_deleting_a_task_leaves_what_others_share(opened: Opened) -> None:
         await archive.keep(TENANT, "one", {A: b"1", B: b"2"}, 1, ONE)
         await archive.keep(TENANT, "one", {A: b"1"}, 1, TWO)
         await archive.keep(TENANT, "two", {B: b"2", C: b"3"}, 1, TWO)
-        assert await archive.delete(TENANT, "one") == 2
-        assert await archive.delete(TENANT, "one") == 0
+        assert (await archive.delete(TENANT, "one", 0)).originals == 2
+        assert (await archive.delete(TENANT, "one", 0)).originals == 0
         assert [await archive.get(TENANT, id_) for id_ in (A, B, C)] == [None, b"2", b"3"]
         assert await archive.of_conversation(TENANT, ONE) == []
-        assert await archive.delete(TENANT, "two") == 2
+        assert (await archive.delete(TENANT, "two", 0)).originals == 2
         assert await archive.get(TENANT, B) is None
+
+
+async def test_nothing_of_requests_from_before_a_task_was_deleted_is_kept_any_more(opened: Opened) -> None:
+    async with opened() as archive, opened() as other:
+        assert await archive.keep(TENANT, "one", {A: b"1"}, 5, ONE, since_us=5)
+        assert (await archive.delete(TENANT, "one", 10)).originals == 1
+        assert not await other.keep(TENANT, "one", {A: b"1"}, 11, ONE, since_us=10)
+        assert await archive.get(TENANT, A) is None
+        assert await archive.of_conversation(TENANT, ONE) == []
+        assert await other.keep(TENANT, "two", {B: b"2"}, 11, ONE, since_us=9)
+        assert await other.keep(OTHER, "one", {B: b"2"}, 11, ONE, since_us=9)
+        assert await archive.keep(TENANT, "one", {C: b"3"}, 12, ONE, since_us=11)
+        assert [original.id for original in await archive.of_conversation(TENANT, ONE)] == [B, C]
+
+
+async def test_the_forms_of_a_task_are_named_when_it_is_deleted(opened: Opened) -> None:
+    keys = [bytes([at]) * 32 for at in range(3)]
+    async with opened() as archive:
+        await archive.keep(TENANT, "one", {A: b"1"}, 1, forms=keys[:2])
+        await archive.keep(TENANT, "two", {}, 1, forms=keys[1:])
+        first = await archive.delete(TENANT, "one", 2)
+        assert (first.originals, set(first.forms)) == (1, {keys[0]})
+        assert set((await archive.delete(TENANT, "two", 3)).forms) == set(keys[1:])
+        assert await archive.delete(TENANT, "two", 4) == (0, ())
 
 
 async def test_what_was_kept_long_ago_goes_first_and_in_steps(opened: Opened) -> None:
@@ -114,13 +138,13 @@ async def test_what_was_kept_long_ago_goes_first_and_in_steps(opened: Opened) ->
         assert await archive.expire(30, 5) == 1
         assert await archive.expire(30, 5) == 0
         assert [await archive.get(TENANT, id_) for id_ in (A, B, C)] == [b"1", None, None]
-        assert await archive.delete(TENANT, "task") == 1
+        assert (await archive.delete(TENANT, "task", 0)).originals == 1
 
 
 async def test_keeping_nothing_is_nothing(opened: Opened) -> None:
     async with opened() as archive:
         await archive.keep(TENANT, "task", {}, 1, ONE)
-        assert await archive.delete(TENANT, "task") == 0
+        assert (await archive.delete(TENANT, "task", 0)).originals == 0
 
 
 async def test_a_closed_archive_says_so(opened: Opened) -> None:
@@ -130,7 +154,7 @@ async def test_a_closed_archive_says_so(opened: Opened) -> None:
         archive.keep(TENANT, "task", {A: b"1"}, 1),
         archive.get(TENANT, A),
         archive.of_conversation(TENANT, ONE),
-        archive.delete(TENANT, "task"),
+        archive.delete(TENANT, "task", 1),
         archive.expire(1, 1),
     ):
         with pytest.raises(LedgerError):

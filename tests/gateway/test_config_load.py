@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config_texts import DIGEST, FOLDER, VALID, edited, read_text
-from ctxgate.gateway.config import Key, Limits, Listen, Model, Replica, Team
+from ctxgate.gateway.config import Context, Key, Limits, Listen, Model, Replica, Team
 from ctxgate.gateway.config_load import ConfigError, load, read
 from ctxgate.inference.rates import RateCard, Rates
 
@@ -205,6 +205,13 @@ def test_the_example_loads_without_a_warning() -> None:
     assert loaded.config.pools["standard"].replicas == (Replica("standard-0", "http://127.0.0.1:8002"),)
     assert loaded.config.limits == Limits()
     assert loaded.config.listen.host == "127.0.0.1"
+
+
+def test_the_example_of_long_conversations_shows_the_defaults() -> None:
+    example = EXAMPLE.read_text("utf-8")
+    written = example.replace("    # context: {", "    context: {")
+    assert written != example
+    assert read_text(written).config.teams["research"].context == Context()
 
 
 @pytest.mark.parametrize(

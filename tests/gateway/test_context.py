@@ -22,7 +22,7 @@ from support.long_chats import SYSTEM, TASK, long_chat, requests_of
 from support.recorder import Recorder, recording
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from support.client import Answer
@@ -161,6 +161,31 @@ async def test_one_message_larger_than_the_window_is_cut(tmp_path: Path, text: s
         assert "Shortened by the gateway" in sent[2]["content"]
 
 
+@pytest.mark.parametrize("summarizer", ["off", "extractive"])
+async def test_context_f11_more_rules_than_the_window_holds_do_not_fill_it(
+    tmp_path: Path, summarizer: str
+) -> None:
+    """Each message of the user is a rule, and all of them together are longer than the window."""
+    messages = [SYSTEM, TASK]
+    for number in range(300):
+        rule = f"You must always keep rule {number}. Never touch file {number} in any way whatsoever."
+        messages += [{"role": "user", "content": rule}, {"role": "assistant", "content": "Yes."}]
+    messages.append({"role": "user", "content": "Go on."})
+    async with (
+        twin.serving(max_model_len=WINDOW) as engine,
+        recording(engine.url) as recorder,
+        gateway_of(tmp_path, recorder, replace(SMALL, summarizer=summarizer)) as gateway,
+    ):
+        assert (await send(gateway, messages)).status == 200
+        assert [status for _, status in recorder.asked] == [200]
+        more = [*messages, {"role": "assistant", "content": "Yes."}, messages[-1]]
+        assert (await send(gateway, more)).status == 200
+        assert [status for _, status in recorder.asked] == [200, 200]
+        said = json.dumps(recorder.asked[-1][0]["messages"])
+        assert "Never touch file 299 in any way whatsoever." in said
+        assert "older instructions of the user among them" in said
+
+
 async def test_a_prompt_that_cannot_be_made_to_fit_gets_the_engine_s_own_answer(tmp_path: Path) -> None:
     large = {"role": "system", "content": "Rule: " + "lorem ipsum dolor " * 6000}
     async with (
@@ -205,7 +230,7 @@ async def test_a_defect_forwards_the_prompt_as_it_came(
         recording(engine.url) as recorder,
         gateway_of(tmp_path, recorder) as gateway,
     ):
-        monkeypatch.setattr(context_module, "chosen", broken)
+        monkeypatch.setattr(context_module, "root_of", broken)
         history = long_chat(12)
         assert (await send(gateway, history)).status == 200
         assert recorder.answered() == [history]
@@ -243,7 +268,8 @@ async def test_pinned_messages_stay_and_originals_can_be_had(tmp_path: Path) -> 
         assert (await send(gateway, history)).status == 200
         sent = recorder.answered()[-1]
         assert history[2:4] == sent[2:4]
-        record = gateway.services.context.records.known(_root(gateway, history))[-1]
+        record = gateway.services.context.records.known(*_root(gateway, history))
+        assert record is not None
         archive = gateway.services.archive
         for at in sorted(record.gone() | {*record.masked}):
             id_ = reference_of("acme/alpha", _facts(gateway, history)[at].lasting)
@@ -346,7 +372,7 @@ def _facts(gateway: Gateway, history: list[dict[str, Any]]) -> Any:
     return gateway.services.layout.memory.views.messages("acme/alpha", raws)
 
 
-def _root(gateway: Gateway, history: list[dict[str, Any]]) -> bytes:
+def _root(gateway: Gateway, history: list[dict[str, Any]]) -> tuple[bytes, Sequence[bytes]]:
     facts = _facts(gateway, history)
     hashes = gateway.services.layout.memory.chains.of("acme/alpha", facts).hashes
-    return root_of(facts, hashes)
+    return root_of(facts, hashes), hashes

@@ -11,14 +11,15 @@ import pytest
 from ctxgate.compression.compaction import Compaction
 from ctxgate.compression.dialects.chat import facts_of
 from ctxgate.compression.window import Conversation
-from ctxgate.compression.window_errors import Overflow
 from ctxgate.gateway.config import Context, Model, Pool, Replica, Tokenizer
-from ctxgate.gateway.context_lengths import Tokenizers, Windows
+from ctxgate.gateway.context_lengths import LEARNED_FOR_US, Tokenizers, Windows
 from ctxgate.gateway.context_sizes import Estimate, Lengths
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.inference import wire
+from ctxgate.inference.finding import Finding
 from ctxgate.inference.lengths import Measure
+from ctxgate.inference.probe import Probe
 from ctxgate.inference.prompts import TINY, PromptRenderer
 from ctxgate.inference.rates import RateCard, Rates
 
@@ -33,7 +34,7 @@ POOL = Pool("standard", REPLICAS, RateCard(((BASE,),)))
 NOW_US = 1_780_000_000_000_000
 
 
-def test_context_i1_the_engine_s_own_word_counts_then_the_configuration_then_the_least_reported() -> None:
+def test_context_i1_of_the_configuration_or_the_reports_and_the_engine_s_own_word_the_least_counts() -> None:
     fleet = Fleet({"standard": POOL})
     plain, stated = Model("m", ("standard",)), Model("n", ("standard",), window=5000)
     windows = Windows(fleet, {})
@@ -41,8 +42,70 @@ def test_context_i1_the_engine_s_own_word_counts_then_the_configuration_then_the
     fleet.record("standard", "a").windows = {"m": 9000, "n": 9000}
     fleet.record("standard", "b").windows = {"m": 8000}
     assert (windows.of(POOL, plain), windows.of(POOL, stated)) == (8000, 5000)
-    windows.learn(POOL, stated, Overflow(7000))
-    assert (windows.of(POOL, plain), windows.of(POOL, stated)) == (8000, 7000)
+    windows.learn(POOL, "a", plain, 7000)
+    windows.learn(POOL, "a", stated, 7000)
+    assert (windows.of(POOL, plain), windows.of(POOL, stated)) == (7000, 5000)
+
+
+def test_a_learned_window_is_given_up_when_the_replica_is_another_or_takes_more() -> None:
+    now_us = 1
+    fleet = Fleet({"standard": POOL}, lambda: now_us)
+    model = Model("m", ("standard",), window=50_000)
+    windows = Windows(fleet, {})
+    well = Probe(Finding.WELL, {"m": 4096})
+    fleet.probed("standard", "a", well)
+    record = fleet.record("standard", "a")
+
+    def learned() -> int | None:
+        windows.learn(POOL, "a", model, 4096)
+        fleet.probed("standard", "a", well)  # the same report again says nothing new
+        windows.took(POOL, "a", model, 4096)
+        windows.took(POOL, "b", model, 9000)
+        return windows.of(POOL, model)
+
+    assert learned() == 4096
+    windows.took(POOL, "a", model, 4097)
+    assert windows.of(POOL, model) == 50_000
+
+    assert learned() == 4096
+    fleet.probed("standard", "a", Probe(Finding.WELL, {"m": 50_000}))
+    assert windows.of(POOL, model) == 50_000
+    fleet.probed("standard", "a", well)
+
+    assert learned() == 4096
+    fleet.probed("standard", "a", Probe(Finding.UNWELL))
+    assert (record.started, windows.of(POOL, model)) == (1, 50_000)
+    fleet.probed("standard", "a", well)
+
+    assert learned() == 4096
+    now_us += LEARNED_FOR_US
+    assert windows.of(POOL, model) == 4096
+    now_us += 1
+    assert windows.of(POOL, model) == 50_000
+
+
+def test_context_i1_an_unknown_window_is_said_once_for_each_pool_and_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = Fleet({"standard": POOL})
+    windows, names = Windows(fleet, {}), ("m", "n")
+    models = [Model(name, ("standard",)) for name in names]
+    stated = Model("o", ("standard",), window=5000)
+    assert [windows.of(POOL, model) for model in models] == [None, None]
+    assert not caplog.records, "no replica was asked yet"
+    fleet.probed("standard", "a", Probe(Finding.UNWELL))
+    assert windows.of(POOL, models[0]) is None
+    assert not caplog.records
+    fleet.probed("standard", "a", Probe(Finding.WELL, {"n": None}))
+    for _ in range(2):
+        assert [windows.of(POOL, model) for model in (*models, stated)] == [None, None, 5000]
+    assert [record.message for record in caplog.records] == [
+        f"pool standard, model {name}: the window is not known, so a prompt is shortened for it only once an "
+        f"engine has refused one (models.{name}.window states it)"
+        for name in names
+    ]
+    fleet.probed("standard", "b", Probe(Finding.WELL, {"m": 4096}))
+    assert windows.of(POOL, models[0]) == 4096
 
 
 MESSAGES = [
@@ -66,6 +129,23 @@ async def test_a_tokenizer_file_counts_what_messages_say() -> None:
     expected = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in said)
     found = await Tokenizers().count(model, FACTS, MESSAGES)
     assert found == expected + 2 * 6  # a few around each message
+
+
+async def test_context_g11_a_tokenizer_counts_reasoning_that_is_sent_back() -> None:
+    model = Model("m", ("standard",), tokenizer=Tokenizer(file=TINY / "tokenizer.json"))
+    tokenizer = PromptRenderer().tokenizer
+    thought, answer = "The lease is read by two of the callers. " * 30, "Done."
+
+    async def count(**more: Any) -> int | None:
+        raw = json.dumps({"role": "assistant", "content": answer, **more}).encode()
+        return await Tokenizers().count(model, [facts_of(raw)], [raw])
+
+    plain = len(tokenizer.encode(answer, add_special_tokens=False).ids) + 6
+    expected = plain + len(tokenizer.encode(thought, add_special_tokens=False).ids)
+    assert await count() == await count(reasoning_content=None) == plain
+    assert await count(reasoning_content=thought) == await count(reasoning=thought) == expected
+    assert await count(reasoning_content=thought, reasoning=thought) == expected, "said twice, printed once"
+    assert await count(reasoning_content="\ud800", reasoning=["a"]) == plain
 
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer(tiktoken="no_such_encoding"), None])

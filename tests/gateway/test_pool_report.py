@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from config_texts import VALID
 from ctxgate.gateway.cli import main
 from ctxgate.gateway.pool_probe import Cost, Examined
-from ctxgate.gateway.pool_report import ReplicaReport, as_json, as_text
+from ctxgate.gateway.pool_report import ReplicaReport, as_json, as_text, with_window
 from ctxgate.inference.template_facts import (
     CacheReport,
     Extension,
@@ -99,6 +100,16 @@ def test_a_replica_fails_where_it_is_down_or_lacks_a_model() -> None:
     assert DOWN.failed
     assert not UP.failed
     assert ReplicaReport("p", "r", "u", None, (BARE, lacking)).failed
+
+
+def test_context_i1_an_unknown_window_is_a_problem_unless_the_configuration_states_it() -> None:
+    unbounded = replace(BARE, window=None)
+    (problem,) = with_window(unbounded, ()).problems
+    assert problem.startswith("the window is not known")
+    assert f"models.{BARE.model}.window" in problem
+    assert with_window(unbounded, {BARE.model}) == unbounded
+    assert with_window(replace(BARE, window=4096), ()).problems == ()
+    assert with_window(replace(unbounded, missing=True), ()).problems == ()
 
 
 def test_mistakes_are_told_before_anything_is_asked(

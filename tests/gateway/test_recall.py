@@ -175,7 +175,7 @@ async def test_long_conversations_go_in_pieces(process: NearProcess, outcomes: l
 async def test_context_q2_what_was_deleted_is_never_told_even_while_it_is_indexed(
     shelf: Shelf, recall: Recall, outcomes: list[str]
 ) -> None:
-    await shelf.delete(TENANT, "task")
+    await shelf.delete(TENANT, "task", 1)
     assert await asked(recall, "d56a046e") is None
     assert outcomes == ["irrelevant"]
 
@@ -190,7 +190,7 @@ async def test_a_place_in_another_text_is_not_told(shelf: Shelf, recall: Recall)
 async def test_forgetting_a_tenant_drops_its_indexes(
     process: NearProcess, shelf: Shelf, recall: Recall
 ) -> None:
-    await shelf.delete(TENANT, "task")
+    await shelf.delete(TENANT, "task", 1)
     recall.forget(TENANT)
     assert process.sent[-1] == Forget(b"acme/alpha\0")
     assert await asked(recall, "d56a046e") is None

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from ctxgate.compression.window_errors import Overflow
 from ctxgate.gateway import pool_probe
 from ctxgate.gateway.cli import main
 from ctxgate.gateway.config import Model, Pool, Replica
@@ -290,5 +289,5 @@ def test_the_planner_goes_by_the_reliable_length_where_it_is_the_shorter_one(tmp
     assert windows.of(pool, models["plain"]) is None
     for window, counts in ((2000, 993), (500, 500)):
         assert windows.of(pool, dataclasses.replace(models["good"], window=window)) == counts
-    windows.learn(pool, models["good"], Overflow(window=700, prompt=None))
+    windows.learn(pool, "fast-0", models["good"], 700)
     assert windows.of(pool, models["good"]) == 700

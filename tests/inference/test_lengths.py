@@ -19,6 +19,8 @@ def test_scripts_are_counted_apart_however_they_are_spelled() -> None:
 def test_sizes_add_up() -> None:
     assert Measure(3, 4).plus(Measure(1, 2)) == Measure(4, 6)
     assert Measure(3, 4).minus(Measure(1, 6)) == Measure(2, 0)
+    assert Measure(3, 4, 5).plus(Measure(0, 0, 2)) == Measure(3, 4, 7)
+    assert Measure(3, 4, 5).minus(Measure(9, 9, 2)) == Measure(media=3) == Measure(1, 2, 3).of_media()
 
 
 def test_before_anything_was_measured_the_usual_ratios_count() -> None:
@@ -55,3 +57,24 @@ def test_context_g6_g8_other_scripts_are_counted_neither_as_latin_nor_twice() ->
     assert 67_150 <= start.tokens(size) < 2 * 67_150
     # Once a prompt was measured, neither guess is left.
     assert abs(start.learned(size, 67_150).tokens(size) - 67_150) <= 1
+
+
+def test_pictures_are_learned_from_prompts_that_are_mostly_pictures() -> None:
+    """A picture counts as 4,000 bytes; where one is measured as 2,500 tokens, so is the next."""
+    start, picture = Calibration(), Measure(media=4000)
+    assert start.tokens(picture) == 1000
+    learned = start.learned(Measure(400, 0, 4000), 2600)  # 100 of them are text
+    assert learned.tokens(picture) == 2500
+    assert learned.tokens(Measure(400, 0)) == 100
+    assert start.learned(Measure(8000, 0, 4000), 9000) == start, "whose tokens they are cannot be told"
+
+
+def test_context_g3_after_the_last_usage_a_picture_counts_by_its_kind() -> None:
+    """2.5 MiB of base64 are no 650,000 tokens; the text beside them counts as ever."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBO" * 655_360}}
+    text = {"type": "text", "text": "What is this?"}
+    document = {"role": "user", "content": [text, image]}
+    size = measure(json.dumps(document, separators=(",", ":")).encode())
+    rest = json.dumps({"role": "user", "content": [text, 0]}, separators=(",", ":"))
+    assert size == Measure(len(rest) - 1, 0, 4 * 1000)
+    assert Calibration().tokens(size) < 1100

@@ -10,7 +10,6 @@ from ctxgate.compression.chain import Chains
 from ctxgate.compression.compaction import (
     Compaction,
     ShapingMemory,
-    chosen,
     covered,
     edits_of,
     root_of,
@@ -57,7 +56,7 @@ class CompactingProcess:
         facts = self.views.messages(TENANT, items)
         hashes = self.chains.of(TENANT, facts).hashes
         root = root_of(facts, hashes)
-        record = chosen(self._asked(self.records.read(root)), hashes)
+        record = self._asked(self.records.read(root, hashes))
         if record is not None and not covered(record, facts):
             record = None
         out = self._applied(body, facts, record)
@@ -68,7 +67,7 @@ class CompactingProcess:
         new = masked_record(masking, record, items, hashes, _reference, Made("window", 1))
         if new is None:
             return out
-        assert self._asked(self.records.claim(root, new)) == new
+        assert self._asked(self.records.claim(root, new, hashes)) == new
         self.made.append(new)
         return self._applied(body, facts, new)
 

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ctxgate.gateway.archive import Original
+from ctxgate.gateway.archive import Deleted, Original
 from ctxgate.gateway.recall_wire import Add, Ask, Forget, Told
 from ctxgate.gateway.recall_worker import Inbox, Indexes, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 MESSAGES = {
     "a" * 24: {"role": "user", "content": "Please never touch the billing tables of the ledger."},
@@ -41,10 +41,17 @@ class NearProcess:
     async def room(self) -> None:
         pass
 
-    async def ask(self, conversation: bytes, text: str, count: int, within_s: float) -> Told | None:
+    async def ask(
+        self,
+        conversation: bytes,
+        text: str,
+        count: int,
+        within_s: float,
+        among: frozenset[str] | None = None,
+    ) -> Told | None:
         if not self.answers:
             return None
-        return self.indexes.answer(Ask(0, conversation, text, count, within_s), 0.0)
+        return self.indexes.answer(Ask(0, conversation, text, count, within_s, among), 0.0)
 
     async def close(self) -> None:
         self.closed = True
@@ -71,9 +78,18 @@ class Shelf:
     read: int = 0
 
     async def keep(
-        self, tenant: str, task: str, items: Mapping[str, bytes], now_us: int, conversation: bytes = b""
-    ) -> None:
+        self,
+        tenant: str,
+        task: str,
+        items: Mapping[str, bytes],
+        now_us: int,
+        conversation: bytes = b"",
+        *,
+        forms: Collection[bytes] = (),
+        since_us: int | None = None,
+    ) -> bool:
         self.kept |= items
+        return True
 
     async def get(self, tenant: str, id_: str) -> bytes | None:
         self._check()
@@ -84,10 +100,10 @@ class Shelf:
         self.read += 1
         return [Original(id_, body) for id_, body in self.kept.items()]
 
-    async def delete(self, tenant: str, task: str) -> int:
+    async def delete(self, tenant: str, task: str, now_us: int) -> Deleted:
         count = len(self.kept)
         self.kept.clear()
-        return count
+        return Deleted(count, ())
 
     async def expire(self, kept_before_us: int, limit: int) -> int:
         return 0
