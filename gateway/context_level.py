@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.gateway.lowered import lowered
 
 if TYPE_CHECKING:
     from ctxgate.gateway.config import Config, Key
@@ -38,15 +38,4 @@ def mode_of(inbound: Inbound, key: Key, config: Config) -> Mode:
     """The team's mode, or a lower one that the request asks for. Raises `Refused` naming the header."""
     team = config.teams.get(key.team)
     allowed = Mode.OFF if team is None else Mode(team.context.compaction)
-    asked = inbound.headers.get(COMPACTION_HEADER)
-    if asked is None:
-        return allowed
-    asked = asked.strip()
-    if asked not in MODES:
-        message = f"Header '{COMPACTION_HEADER}' must be one of: {', '.join(MODES)}."
-        raise Refused(Kind.INVALID_VALUE, message, COMPACTION_HEADER)
-    mode = Mode(asked)
-    if MODES.index(mode) > MODES.index(allowed):
-        message = f"Header '{COMPACTION_HEADER}' asks for '{mode}'; the team's mode is '{allowed}'."
-        raise Refused(Kind.INVALID_VALUE, message, COMPACTION_HEADER)
-    return mode
+    return lowered(inbound.headers, COMPACTION_HEADER, allowed, "mode")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.compression.policy import LEVELS, Level, Policy
-from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.compression.policy import Level, Policy
+from ctxgate.gateway.lowered import lowered
 
 if TYPE_CHECKING:
     from ctxgate.compression.rules import Rule
@@ -28,15 +28,4 @@ def level_of(inbound: Inbound, key: Key, config: Config) -> Level:
     """The team's level, or a lower one that the request asks for. Raises `Refused` naming the header."""
     team = config.teams.get(key.team)
     allowed = Level.OFF if team is None else Level(team.layout)
-    asked = inbound.headers.get(LAYOUT_HEADER)
-    if asked is None:
-        return allowed
-    asked = asked.strip()
-    if asked not in LEVELS:
-        message = f"Header '{LAYOUT_HEADER}' must be one of: {', '.join(LEVELS)}."
-        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
-    level = Level(asked)
-    if LEVELS.index(level) > LEVELS.index(allowed):
-        message = f"Header '{LAYOUT_HEADER}' asks for '{level}'; the team's level is '{allowed}'."
-        raise Refused(Kind.INVALID_VALUE, message, LAYOUT_HEADER)
-    return level
+    return lowered(inbound.headers, LAYOUT_HEADER, allowed, "level")

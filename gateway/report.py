@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ctxgate.gateway.ledger import OWN_ORGANISATION, ReportRow
-from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
+from ctxgate.gateway.report_table import OWNERS, aligned, dollars, owner, printable, sort_key
+from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-OWNERS: Final = {"task": ("organisation", "team", "key_id"), "team": ("organisation",)}
-"""The fields that tell groups of one name apart, by grouping."""
 
 COLUMNS: Final = """\
 requests      distinct requests; one that was tried twice is one request of two attempts
@@ -85,14 +83,12 @@ def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = N
     """
     if not rows:
         return "Nothing matched: there is no settled attempt here.\n"
-    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.cost_nano, *_key(row)))
+    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.cost_nano, *sort_key(row)))
     uses = Counter(row.group for row in rows)
     last = totals if totals is not None else total(rows)
     names = [_name(row, by, shared=uses[row.group] > 1) for row in shown]
     cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
-    lines = [(by, *_HEADER), *cells, _cells(last, last.group)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    printed = [_aligned(line, widths) for line in lines]
+    printed = aligned([(by, *_HEADER), *cells, _cells(last, last.group)])
     rule = "-" * len(printed[0])
     return "\n".join([printed[0], rule, *printed[1:-1], rule, printed[-1], *_remarks(last)]) + "\n"
 
@@ -137,24 +133,16 @@ def _record(row: ReportRow, owners: Sequence[str]) -> dict[str, str | int | None
     return {**{column: getattr(row, column) for column in columns}, "cost_usd": format_usd(row.cost_nano)}
 
 
-def _key(row: ReportRow) -> tuple[str, ...]:
-    return row.group, row.organisation or "", row.team or "", row.key_id or ""
-
-
 def _name(row: ReportRow, by: str, *, shared: bool) -> str:
     """The group's name, and whose it is where that is not plain: the gateway's own, or one of several."""
     if row.organisation == OWN_ORGANISATION:
         return f"{row.group} (the gateway's own)"
-    return f"{row.group} ({_owner(row, by)})" if shared else row.group
-
-
-def _owner(row: ReportRow, by: str) -> str:
-    return "/".join(str(getattr(row, owner)) for owner in OWNERS.get(by, ()))
+    return f"{row.group} ({owner(row, by)})" if shared else row.group
 
 
 def _cells(row: ReportRow, name: str) -> tuple[str, ...]:
     return (
-        "".join(character if character.isprintable() else "?" for character in name),
+        printable(name),
         f"{row.requests:,}",
         f"{row.attempts:,}",
         f"{row.cached_tokens:,}",
@@ -162,22 +150,11 @@ def _cells(row: ReportRow, name: str) -> tuple[str, ...]:
         f"{row.output_tokens:,}",
         f"{row.reasoning_tokens:,}",
         hit_ratio(row),
-        _dollars(row.cost_nano),
+        dollars(row.cost_nano),
         f"{row.estimated:,}",
         f"{row.unknown_tokens:,}",
         f"{row.unknown_cost:,}",
     )
-
-
-def _dollars(nano: int) -> str:
-    """Exact dollars with all nine decimals, so that a column lines up."""
-    whole, fraction = divmod(abs(nano), NANO_PER_DOLLAR)
-    return f"{'-' if nano < 0 else ''}{whole:,}.{fraction:09d}"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    numbers = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0].ljust(widths[0]), *numbers])
 
 
 def _remarks(row: ReportRow) -> list[str]:

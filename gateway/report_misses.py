@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from ctxgate.compression.divergence import DivergenceKind
 from ctxgate.gateway.advice import advice
 from ctxgate.gateway.miss import REWRITTEN, MissCause
-from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
+from ctxgate.gateway.report_table import aligned, dollars
+from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +47,7 @@ def as_table(rows: Sequence[MissRow]) -> str:
     """An aligned table in the order of the rows, and below it what to do about each cause and detail."""
     if not rows:
         return "Nothing matched: no settled attempt here missed the cache.\n"
-    lines = [_HEADER, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    printed = [_aligned(line, widths) for line in lines]
+    printed = aligned([_HEADER, *map(_cells, rows)], _WORDS)
     advices = dict.fromkeys((_name(row), cure(row)) for row in rows)
     return (
         "\n".join(
@@ -102,22 +101,15 @@ def _name(row: MissRow) -> str:
 
 
 def _cells(row: MissRow) -> tuple[str, ...]:
-    whole, fraction = divmod(abs(row.avoidable_nano), NANO_PER_DOLLAR)
     return (
         row.cause.value,
         row.detail or "-",
         row.field or "-",
         f"{row.requests:,}",
         f"{row.avoidable_tokens:,}",
-        f"{'-' if row.avoidable_nano < 0 else ''}{whole:,}.{fraction:09d}",
+        dollars(row.avoidable_nano),
         f"{row.unknown:,}",
     )
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    words = (cell.ljust(width) for cell, width in zip(cells[:_WORDS], widths, strict=False))
-    numbers = (cell.rjust(width) for cell, width in zip(cells[_WORDS:], widths[_WORDS:], strict=True))
-    return "  ".join([*words, *numbers])
 
 
 def _remarks(rows: Sequence[MissRow]) -> list[str]:

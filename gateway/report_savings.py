@@ -9,8 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.ledger import SavingRow
-from ctxgate.gateway.report import OWNERS
-from ctxgate.inference.rates import NANO_PER_DOLLAR, format_usd
+from ctxgate.gateway.report_table import OWNERS, aligned, dollars, owner, printable, sort_key
+from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +67,12 @@ def as_table(rows: Sequence[SavingRow], by: str, *, totals: SavingRow | None = N
     """
     if not rows:
         return "Nothing matched: there is no settled attempt here.\n"
-    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.saved_nano, *_key(row)))
+    shown = list(rows) if by == "day" else sorted(rows, key=lambda row: (-row.saved_nano, *sort_key(row)))
     uses = Counter(row.group for row in rows)
     last = totals if totals is not None else total(rows)
-    names = [row.group if uses[row.group] == 1 else f"{row.group} ({_owner(row, by)})" for row in shown]
+    names = [row.group if uses[row.group] == 1 else f"{row.group} ({owner(row, by)})" for row in shown]
     cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
-    lines = [(by, *_HEADER), *cells, _cells(last, last.group)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    printed = [_aligned(line, widths) for line in lines]
+    printed = aligned([(by, *_HEADER), *cells, _cells(last, last.group)])
     rule = "-" * len(printed[0])
     return "\n".join([printed[0], rule, *printed[1:-1], rule, printed[-1]]) + "\n"
 
@@ -107,29 +105,10 @@ def _record(row: SavingRow, owners: Sequence[str]) -> dict[str, str | int | None
     }
 
 
-def _key(row: SavingRow) -> tuple[str, ...]:
-    return row.group, row.organisation or "", row.team or "", row.key_id or ""
-
-
-def _owner(row: SavingRow, by: str) -> str:
-    return "/".join(str(getattr(row, owner)) for owner in OWNERS.get(by, ()))
-
-
 def _cells(row: SavingRow, name: str) -> tuple[str, ...]:
     return (
-        "".join(character if character.isprintable() else "?" for character in name),
+        printable(name),
         *(f"{getattr(row, count):,}" for count in _COUNTS),
-        *(_dollars(getattr(row, f"{money}_nano")) for money in _MONEY),
+        *(dollars(getattr(row, f"{money}_nano")) for money in _MONEY),
         f"{row.unknown_cost:,}",
     )
-
-
-def _dollars(nano: int) -> str:
-    """Exact dollars with all nine decimals, so that a column lines up."""
-    whole, fraction = divmod(abs(nano), NANO_PER_DOLLAR)
-    return f"{'-' if nano < 0 else ''}{whole:,}.{fraction:09d}"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    numbers = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0].ljust(widths[0]), *numbers])
