@@ -106,7 +106,10 @@ class ContextStage:
         inbound = allowed.identified.inbound
         if inbound.surface is not Surface.CHAT or not inbound.messages:
             return Shaped(laid.body)
-        results = self._services.config.teams[allowed.identified.key.team].context.tool_results
+        team = self._services.config.teams.get(allowed.identified.key.team)
+        if team is None:  # as with the layout: who has no settings gets nothing done
+            return Shaped(laid.body)
+        results = team.context.tool_results
         raw = inbound.body.raw
         small = len(raw) < (LEAST_LIMIT if results and b'"tool"' in raw else MIN_BYTES) and refused is None
         if small or (mode is Mode.OFF and not results):

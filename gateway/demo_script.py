@@ -83,7 +83,7 @@ from ctxgate.gateway.cli import COMMANDS
 
 for name in COMMANDS:
     parser = argparse.ArgumentParser(name)
-    importlib.import_module("ctxgate.gateway.commands." + name).configure(parser)
+    importlib.import_module("ctxgate.gateway.commands." + name.replace("-", "_")).configure(parser)
     print(name, len(parser._actions) - 1, "arguments")
 """
 
