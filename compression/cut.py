@@ -18,6 +18,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.validity import pairing_faults
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 ABANDONED_AFTER: Final = 3
 """An unanswered call with this many assistant messages behind it is not waited for any more."""
 
-_LEADING: Final = frozenset({"system", "developer"})
 NO_MEDIA: Final[Mapping[int, int]] = MappingProxyType({})
 
 
@@ -104,7 +104,7 @@ def plan_cut(
         for at, size in enumerate(tokens)
         if size - media.get(at, 0) > room
         and at not in gone
-        and messages[at].role not in _LEADING
+        and messages[at].role not in HEAD_ROLES
         and not messages[at].calls
     )
     return Cut(dropped, split, tail, CutReason.CUT if dropped else CutReason.NOTHING_OLD)
@@ -143,7 +143,7 @@ def units(messages: Sequence[Facts]) -> list[Unit]:
 
 def head_length(messages: Sequence[Facts]) -> int:
     """How many system and developer messages lead the conversation; later ones are notes, not its head."""
-    return next((at for at, facts in enumerate(messages) if facts.role not in _LEADING), len(messages))
+    return next((at for at, facts in enumerate(messages) if facts.role not in HEAD_ROLES), len(messages))
 
 
 def tail_start(parts: Sequence[Unit], tokens: Sequence[int], tail_tokens: int) -> int:
@@ -197,7 +197,7 @@ def pinned(
     for at, message in enumerate(said):
         names.update((call.id, call.name) for call in message.calls)
         is_sticky = message.answers is not None and names.get(message.answers) in sticky
-        if is_sticky or message.role in _LEADING:
+        if is_sticky or message.role in HEAD_ROLES:
             others.append(at)
     left = ceiling
     for at in reversed(others):

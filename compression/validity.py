@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.growth import size_said
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ctxgate.compression.layout import Prompt
 
 MAX_GROWTH: Final = 0.01
-_LEADING: Final = frozenset({"system", "developer"})
 
 
 class Invalid(Exception):
@@ -82,7 +82,7 @@ def check_cut(
     if len(rest) != len(kept) or not kept:
         raise Invalid("count")
     first = next((at for at, each in enumerate(before) if each.role == "user"), kept[0])
-    head = next((at for at, each in enumerate(before) if each.role not in _LEADING), len(before))
+    head = next((at for at, each in enumerate(before) if each.role not in HEAD_ROLES), len(before))
     if first in gone or kept[-1] != len(before) - 1 or any(at in gone for at in range(head)):
         raise Invalid("kept")
     for at, new in zip(kept, rest, strict=True):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.compression.ask import together
 from ctxgate.compression.compaction import ShapingMemory, covered, root_of
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.tool_output import LEAST_LIMIT
@@ -31,7 +32,7 @@ from ctxgate.gateway.context_level import Mode
 from ctxgate.gateway.context_records import Records, weight
 from ctxgate.gateway.context_recurring import places, shortened
 from ctxgate.gateway.context_shown import Shown
-from ctxgate.gateway.context_sizes import Estimate, Lengths, size_of_tools, total
+from ctxgate.gateway.context_sizes import Estimate, Lengths, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
 from ctxgate.gateway.context_turn import Shaped, Turn
 from ctxgate.gateway.first_look import first_look
@@ -139,7 +140,7 @@ class ContextStage:
             await self._inline.mask(turn, reason)
         if turn.record is not None or turn.shown:
             whole = total(self.lengths.sizes(turn.facts, laid.body.items("messages")))
-            size = self.lengths.of(turn.model.name).tokens(whole.plus(size_of_tools(laid.body)))
+            size = self.lengths.of(turn.model.name).tokens(whole.plus(turn.tools))
             turn.client_tokens = round(size * turn.scale(self.lengths))
         return Shaped(turn.body, _reasons(turn.record), turn)
 
@@ -237,9 +238,9 @@ class ContextStage:
 
     def terms(self, turn: Turn, known: Known | None, *, background: bool) -> Terms:
         """The terms of a decision on a conversation."""
-        head = next((at for at, each in enumerate(turn.facts) if each.role not in _LEADING), 0)
+        head = next((at for at, each in enumerate(turn.facts) if each.role not in HEAD_ROLES), 0)
         size = total(self.lengths.sizes(turn.facts[:head], turn.laid.items("messages")[:head]))
-        prefix = self.lengths.of(turn.model.name).tokens(size.plus(size_of_tools(turn.laid)))
+        prefix = self.lengths.of(turn.model.name).tokens(size.plus(turn.tools))
         window = self.windows.of(turn.pool, turn.model)
         if turn.refusal is not None:
             named = turn.refusal.overflow.window
@@ -363,9 +364,6 @@ class ContextStage:
             place.lineno,
         )
         self._dropped("defect")
-
-
-_LEADING: Final = frozenset({"system", "developer"})
 
 
 def _tenant(allowed: Allowed) -> str:

@@ -12,7 +12,7 @@ from ctxgate.compression.cut import pinned
 from ctxgate.compression.masked_record import Made, masked_record, masking_of
 from ctxgate.compression.masking import NOTICE_TOKENS, mask
 from ctxgate.compression.said import Said, read_said
-from ctxgate.gateway.context_sizes import KNOWN_SPREAD, size_of_tools
+from ctxgate.gateway.context_sizes import KNOWN_SPREAD
 from ctxgate.inference.lengths import measure
 from ctxgate.inference.record import Record
 
@@ -54,7 +54,7 @@ def media_tokens(turn: Turn, lengths: Lengths) -> dict[int, int]:
 
 def other_tokens(turn: Turn, lengths: Lengths) -> int:
     """Tokens of what is no message of the client: the tools, and an earlier compaction's carrier."""
-    size = size_of_tools(turn.laid)
+    size = turn.tools
     if turn.record is not None:
         size = size.plus(measure(turn.record.carrier))
     return math.ceil(lengths.of(turn.model.name).tokens(size) * turn.scale(lengths))

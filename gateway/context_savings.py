@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.counterfactual import Terms, Turn
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.window import Reason
-from ctxgate.gateway.context_sizes import size_of_tools, total
+from ctxgate.gateway.context_sizes import total
 from ctxgate.gateway.counterfactuals import Beside, Counterfactuals
 from ctxgate.inference.lengths import measure
 from ctxgate.inference.rates import format_usd, rates_at
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 UNKNOWN: Final = Beside(None, None)
 _FORCED: Final = frozenset({Reason.WINDOW.value, Reason.TIER.value})
-_LEADING: Final = frozenset({"system", "developer"})
 
 
 class Savings:
@@ -90,7 +90,7 @@ class Savings:
             for at, size in enumerate(sizes)
             if at not in gone
         )
-        return lengths.of(request.model.name).tokens(total(kept).plus(size_of_tools(request.laid)))
+        return lengths.of(request.model.name).tokens(total(kept).plus(request.tools))
 
     def _switched_off(self, kind: Kind, nano: int) -> None:
         team = kind[0].rpartition("/")[2]
@@ -105,7 +105,7 @@ class Savings:
 
 def _kind(request: Request) -> Kind:
     """The team, and what its conversations of this kind begin with: the leading system messages."""
-    head = next((at for at, each in enumerate(request.facts) if each.role not in _LEADING), 0)
+    head = next((at for at, each in enumerate(request.facts) if each.role not in HEAD_ROLES), 0)
     return request.tenant, request.hashes[head - 1] if head else b""
 
 

@@ -72,7 +72,7 @@ class Turn:
     record: Compaction | None = None
     body: Body = field(init=False)
     said: Measure = NOTHING
-    tools: Measure = NOTHING
+    tools: Measure = field(init=False)
     estimate: Estimate = Estimate(0, 0)  # noqa: RUF009 - immutable
     arriving: int = 0
     frozen: bool = True
@@ -87,6 +87,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         self.body = self.laid
+        self.tools = size_of_tools(self.laid)
 
     @property
     def messages(self) -> Sequence[Raw]:
@@ -123,7 +124,6 @@ class Turn:
     async def measure(self, lengths: Lengths, tokenizers: Counting) -> None:
         """Estimate the length of what goes out."""
         known, calibration = self.known, lengths.of(self.model.name)
-        self.tools = size_of_tools(self.laid)
         if known is not None and known.record == self.record:
             size = total(self._sizes(lengths, known.length))
             self.said = known.said.minus(known.tools).plus(self.tools).plus(size)

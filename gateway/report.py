@@ -6,13 +6,12 @@ import csv
 import io
 import json
 from collections import Counter
-from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ctxgate.gateway.ledger import OWN_ORGANISATION, ReportRow
-from ctxgate.gateway.report_table import OWNERS, aligned, dollars, owner, printable, sort_key
+from ctxgate.gateway.report_table import OWNERS, dollars, numbers, owner, printable, ruled, sort_key, summed
 from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ asks each replica at start what it can do. They cost money, so the totals hold t
 """
 """What the table's columns mean, for a help text."""
 
-_COUNTS: Final = tuple(
-    field.name for field in fields(ReportRow) if field.name not in ("group", *OWNERS["task"])
-)
+_COUNTS: Final = numbers(ReportRow)
 _HEADER: Final = (
     "requests",
     "attempts",
@@ -60,19 +57,7 @@ def hit_ratio(row: ReportRow) -> str:
 
 def total(rows: Sequence[ReportRow], name: str = "total") -> ReportRow:
     """The sum of rows. A request with attempts in several groups counts once in each."""
-    return ReportRow(
-        group=name,
-        requests=sum(row.requests for row in rows),
-        attempts=sum(row.attempts for row in rows),
-        cached_tokens=sum(row.cached_tokens for row in rows),
-        uncached_tokens=sum(row.uncached_tokens for row in rows),
-        output_tokens=sum(row.output_tokens for row in rows),
-        reasoning_tokens=sum(row.reasoning_tokens for row in rows),
-        cost_nano=sum(row.cost_nano for row in rows),
-        estimated=sum(row.estimated for row in rows),
-        unknown_tokens=sum(row.unknown_tokens for row in rows),
-        unknown_cost=sum(row.unknown_cost for row in rows),
-    )
+    return summed(ReportRow, rows, name)
 
 
 def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = None) -> str:
@@ -88,9 +73,7 @@ def as_table(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = N
     last = totals if totals is not None else total(rows)
     names = [_name(row, by, shared=uses[row.group] > 1) for row in shown]
     cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
-    printed = aligned([(by, *_HEADER), *cells, _cells(last, last.group)])
-    rule = "-" * len(printed[0])
-    return "\n".join([printed[0], rule, *printed[1:-1], rule, printed[-1], *_remarks(last)]) + "\n"
+    return "\n".join([*ruled([(by, *_HEADER), *cells, _cells(last, last.group)]), *_remarks(last)]) + "\n"
 
 
 def as_json(rows: Sequence[ReportRow], by: str, *, totals: ReportRow | None = None) -> str:

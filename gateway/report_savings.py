@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.ledger import SavingRow
-from ctxgate.gateway.report_table import OWNERS, aligned, dollars, owner, printable, sort_key
+from ctxgate.gateway.report_table import OWNERS, dollars, owner, printable, ruled, sort_key, summed
 from ctxgate.inference.rates import format_usd
 
 if TYPE_CHECKING:
@@ -45,18 +45,7 @@ _MONEY: Final = ("calls", "cost", "plain", "fixed", "saved")
 
 def total(rows: Sequence[SavingRow], name: str = "total") -> SavingRow:
     """The sum of rows. A request with attempts in several groups counts once in each."""
-    return SavingRow(
-        group=name,
-        requests=sum(row.requests for row in rows),
-        compacted=sum(row.compacted for row in rows),
-        removed_tokens=sum(row.removed_tokens for row in rows),
-        calls=sum(row.calls for row in rows),
-        calls_nano=sum(row.calls_nano for row in rows),
-        cost_nano=sum(row.cost_nano for row in rows),
-        plain_nano=sum(row.plain_nano for row in rows),
-        fixed_nano=sum(row.fixed_nano for row in rows),
-        unknown_cost=sum(row.unknown_cost for row in rows),
-    )
+    return summed(SavingRow, rows, name)
 
 
 def as_table(rows: Sequence[SavingRow], by: str, *, totals: SavingRow | None = None) -> str:
@@ -72,9 +61,7 @@ def as_table(rows: Sequence[SavingRow], by: str, *, totals: SavingRow | None = N
     last = totals if totals is not None else total(rows)
     names = [row.group if uses[row.group] == 1 else f"{row.group} ({owner(row, by)})" for row in shown]
     cells = [_cells(row, name) for row, name in zip(shown, names, strict=True)]
-    printed = aligned([(by, *_HEADER), *cells, _cells(last, last.group)])
-    rule = "-" * len(printed[0])
-    return "\n".join([printed[0], rule, *printed[1:-1], rule, printed[-1]]) + "\n"
+    return "\n".join(ruled([(by, *_HEADER), *cells, _cells(last, last.group)])) + "\n"
 
 
 def as_json(rows: Sequence[SavingRow], by: str, *, totals: SavingRow | None = None) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ctxgate.inference.rates import NANO_PER_DOLLAR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 OWNERS: Final = {"task": ("organisation", "team", "key_id"), "team": ("organisation",)}
@@ -25,6 +26,19 @@ class Grouped(Protocol):
     def team(self) -> str | None: ...
     @property
     def key_id(self) -> str | None: ...
+
+
+R = TypeVar("R", bound=Grouped)
+
+
+def numbers(kind: Any) -> tuple[str, ...]:
+    """The fields of a kind of row that are sums: all but its group and its owner."""
+    return tuple(field.name for field in fields(kind) if field.name not in ("group", *OWNERS["task"]))
+
+
+def summed(kind: Callable[..., R], rows: Sequence[R], name: str) -> R:
+    """The sum of rows. A request with attempts in several groups counts once in each."""
+    return kind(group=name, **{field: sum(getattr(row, field) for row in rows) for field in numbers(kind)})
 
 
 def sort_key(row: Grouped) -> tuple[str, ...]:
@@ -52,6 +66,13 @@ def aligned(lines: Sequence[Sequence[str]], words: int = 1) -> list[str]:
     """Lines of cells as text: the first `words` columns to the left, numbers to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return ["  ".join(_padded(line, widths, words)) for line in lines]
+
+
+def ruled(lines: Sequence[Sequence[str]]) -> list[str]:
+    """A heading, rows and a last line of totals as text, with rules between."""
+    head, *rows, last = aligned(lines)
+    rule = "-" * len(head)
+    return [head, rule, *rows, rule, last]
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int], words: int) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.said import read_said
 from ctxgate.compression.summary_record import RecordText, RecordWork, made
 from ctxgate.gateway.apart import SMALL_BYTES, ApartFailed
@@ -42,7 +43,6 @@ conversation (and are used all the same). `failed`: the text could not be writte
 
 _MADE: Final = "ctxgate.compression.summary_record:made"
 _RECORD: Final = msgspec.msgpack.Decoder(RecordText)
-_LEADING: Final = frozenset({"system", "developer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def kept_beside(work: SummaryWork) -> list[Raw]:
     messages = work.sent.items("messages")
     kept: list[Raw] = [] if work.task is None else [work.task]
     for message in messages:
-        if read_said(message).role not in _LEADING:
+        if read_said(message).role not in HEAD_ROLES:
             break
         kept.append(message)
     theirs = work.held.routed.planned.allowed.identified.inbound.messages
