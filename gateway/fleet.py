@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ctxgate.compression.rules import ALL_RULES, allowed_rules
 from ctxgate.inference.finding import Finding
 from ctxgate.routing import health
-from ctxgate.routing.choose import ReplicaState
+from ctxgate.routing.snapshot import ReplicaState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

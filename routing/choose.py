@@ -15,32 +15,36 @@ from ctxgate.inference.record import Record
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-
-class ReplicaState(Record, frozen=True):
-    """One replica at the moment of the decision. `in_flight` counts this gateway's open attempts."""
-
-    pool: str
-    name: str
-    healthy: bool
-    in_flight: int
+    from ctxgate.routing.snapshot import ReplicaState
 
 
 class Candidate(Record, frozen=True):
-    """A replica with the score that ranked it; the highest wins. `excluded` says why it may not."""
+    """A replica with the score that ranked it; the highest wins. `excluded` says why it may not.
+
+    What is predicted of the attempt there: cached tokens, seconds to the first and to the last token, its
+    price in nano-dollars, and whether it `fits` the latency budget; None where that is not known.
+    """
 
     pool: str
     replica: str
     score: float
     excluded: str | None = None
+    hit_tokens: int = 0
+    ttft_s: float | None = None
+    total_s: float | None = None
+    cost_nano: int | None = None
+    fits: bool | None = None
 
 
 class RouteDecision(Record, frozen=True):
-    """The chosen replica and every candidate, best first."""
+    """The chosen replica and every candidate, best first; `fits`: it meets the latency budget as predicted."""
 
     pool: str
     replica: str
     policy: str
     candidates: tuple[Candidate, ...]
+    fits: bool | None = None
+    reason: str = ""
 
 
 def rendezvous_score(root: bytes, pool: str, replica: str) -> float:

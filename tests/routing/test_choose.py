@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxgate.routing.choose import ReplicaState, choose, rendezvous_score
+from ctxgate.routing.choose import choose, rendezvous_score
+from ctxgate.routing.snapshot import ReplicaState
 
 ROOTS = st.binary(min_size=1, max_size=64)
 NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True)

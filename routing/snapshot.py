@@ -1,0 +1,158 @@
+"""What the router is asked, and what it may know: frozen values, made anew for each decision.
+
+Times in budgets are microseconds, predicted times are seconds, prices integer nano-dollars per token times
+one million (as `inference.rates` keeps them), lengths tokens.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec.structs import replace
+
+from ctxgate.inference.record import Record
+
+if TYPE_CHECKING:
+    from ctxgate.inference.rates import Rates
+
+Profile: TypeAlias = Literal["fast", "standard"]
+"""What a pool is tuned for: the first token soon, or many tokens cheaply."""
+
+
+class LatencyBudget(Record, frozen=True):
+    """How long one request may take from its arrival: to the first token, and in all. None: no bound.
+
+    `prefer` breaks ties between pools that fit, and decides alone where there is no bound. `source` says
+    which of the request's fields or the team's settings asked for it.
+    """
+
+    ttft_us: int | None = None
+    total_us: int | None = None
+    prefer: Profile | None = None
+    source: str = "none"
+
+    def left(self, spent_us: int) -> LatencyBudget:
+        """What the next attempt gets after so many microseconds; never below zero."""
+        return replace(
+            self,
+            ttft_us=None if self.ttft_us is None else max(self.ttft_us - spent_us, 0),
+            total_us=None if self.total_us is None else max(self.total_us - spent_us, 0),
+        )
+
+
+class Demand(Record, frozen=True):
+    """One attempt to be placed.
+
+    `root` names the conversation, `request_id` breaks ties. `output_tokens` is the length expected of the
+    answer. `credit_nano` is what this task may still spend on leaving a warm replica.
+    """
+
+    root: bytes
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    budget: LatencyBudget
+    credit_nano: int = 0
+
+
+class Work(Record, frozen=True):
+    """What a replica has to do at the moment of the decision.
+
+    Of this gateway's own open attempts: `prefill_tokens` are the uncached tokens of those without a first
+    token, `decoding` counts the others and `context_tokens` sums their lengths. `running`, `waiting` and
+    `kv_usage` (0..1) are the engine's own figures, of all its clients; None where it has not told.
+    """
+
+    prefill_tokens: int = 0
+    decoding: int = 0
+    context_tokens: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+IDLE = Work()
+
+
+class Knowledge(StrEnum):
+    """How well a replica's cache is known: by its events, by what was sent there, or not at all."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    COLD = "cold"
+
+
+class ReplicaState(Record, frozen=True):
+    """One replica at the moment of the decision. `in_flight` counts this gateway's open attempts.
+
+    `hit_tokens` are the tokens of this prompt that its cache should hold, 0 where nothing is known;
+    `kv_tokens` is how many its cache holds in all.
+    """
+
+    pool: str
+    name: str
+    healthy: bool
+    in_flight: int
+    draining: bool = False
+    work: Work = IDLE
+    kv_tokens: int | None = None
+    hit_tokens: int = 0
+    knowledge: Knowledge = Knowledge.COLD
+
+
+class Speed(Record, frozen=True):
+    """How fast a pool's replicas are, in the shape of `inference.twin_profile`, and how sure that is.
+
+    `base_s` is the fixed part of a time to first token, `rho_s` the quantile of its residuals and
+    `itl_rho_s` that of the time between two tokens. `slots` is how many sequences decode at once.
+    """
+
+    linear_s: float
+    attention_s: float
+    step_s: float
+    sequence_s: float
+    context_s: float
+    base_s: float = 0.0
+    rho_s: float = 0.0
+    itl_rho_s: float = 0.0
+    slots: int | None = None
+
+    def prefill_s(self, new: int, length: int) -> float:
+        """Seconds to compute the last `new` tokens of a prompt of `length`."""
+        return self.linear_s * new + self.attention_s * new * (length - new / 2)
+
+    def queue_s(self, work: Work) -> float:
+        """Seconds until the replica begins with a prompt that comes now: what waits is computed first."""
+        return self.linear_s * work.prefill_tokens
+
+    def ttft_s(self, new: int, length: int, work: Work) -> float:
+        """Seconds to the first token of a prompt of `length` with `new` uncached tokens."""
+        return self.queue_s(work) + self.base_s + self.prefill_s(new, length) + self.rho_s
+
+    def itl_s(self, length: int, work: Work) -> float:
+        """Seconds between two tokens of a sequence of `length` beside those that decode now."""
+        sequences = 1 + work.decoding
+        return (
+            self.step_s
+            + self.sequence_s * sequences
+            + self.context_s * (length + work.context_tokens)
+            + self.itl_rho_s
+        )
+
+    def total_s(self, new: int, length: int, output: int, work: Work) -> float:
+        """Seconds to the last of `output` tokens."""
+        return self.ttft_s(new, length, work) + max(output - 1, 0) * self.itl_s(length, work)
+
+
+class PoolTerms(Record, frozen=True):
+    """A pool as the router weighs it: its profile, its prices for this prompt, its speed.
+
+    `order` is its place in the model's list, the default first.
+    """
+
+    name: str
+    order: int
+    profile: Profile | None
+    rates: Rates | None
+    speed: Speed | None
