@@ -69,8 +69,9 @@ run: $(RUN_STAMP) ## two twins, the gateway and a working agent, then what it sa
 test: $(TEST_STAMP) vllm ## every test, those against real vLLM servers included
 	@$(PY) -m pytest $(PYTEST)
 
-unit: $(TEST_STAMP) ## the fast tests only: no servers, processes or databases, few examples per property
-	@HYPOTHESIS_PROFILE=quick $(PY) -m pytest --ignore tests/e2e -m "not e2e and not integration" $(PYTEST)
+SLOW := e2e contract property
+unit: $(TEST_STAMP) ## the fast tests only: no servers, processes or databases, no long properties
+	@HYPOTHESIS_PROFILE=quick $(PY) -m pytest $(addprefix --ignore tests/,$(SLOW)) -m "not e2e and not integration" $(PYTEST)
 
 check: lint types imports sizes words links wheel ## lint, types, import contracts, sizes, words, links, wheel
 

@@ -5,7 +5,6 @@ The edits of the layout come first; what the gateway adds for metering is made h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,20 +25,22 @@ class PlanEdit(Record, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPlan:
+class PromptPlan(Record, frozen=True):
     """The bytes to send, in pieces, and every edit that made them differ from the client's."""
 
-    outgoing: Pieces = field(repr=False)
+    outgoing: Pieces
     edits: tuple[PlanEdit, ...] = ()
     layout_edits: int = 0  # how many of them the layout made
     injected_usage: bool = False
     injected_continuous: bool = False
 
+    def __repr__(self) -> str:
+        return f"PromptPlan({self.size} bytes, edits={self.edits})"  # never the prompt itself
+
     @property
     def size(self) -> int:
         """Bytes to send."""
-        return sum(memoryview(piece).nbytes for piece in self.outgoing)
+        return sum(map(len, self.outgoing))
 
 
 def plan(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -56,8 +55,7 @@ class _Message(msgspec.Struct):
 _MESSAGE: Final = msgspec.json.Decoder(_Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(Record, frozen=True):
     """A prompt's elements, packed: what is kept of one that was sent.
 
     `fields` holds a digest for each of the fields before the elements, `elements` one for each tool and
@@ -66,17 +64,20 @@ class Outline:
     request's messages each one is; None: they go as they stand.
     """
 
-    fields: bytes = field(repr=False)
-    elements: bytes = field(repr=False)
-    sizes: array[int] = field(repr=False)
+    fields: bytes
+    elements: bytes
+    sizes: array[int]
     tools: int
     heads: int
-    order: tuple[int, ...] | None = field(default=None, repr=False)
-    size: int = field(init=False, compare=False)
-    """Bytes of all tools and messages."""
+    order: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", sum(self.sizes))
+    def __repr__(self) -> str:
+        return f"Outline(tools={self.tools}, heads={self.heads}, messages={self.messages})"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tools and messages."""
+        return sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)

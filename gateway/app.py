@@ -22,6 +22,7 @@ from ctxgate.gateway.flow import PATHS
 from ctxgate.gateway.identity import authenticate
 from ctxgate.gateway.inbound import read_inbound
 from ctxgate.gateway.keys import KeyRing
+from ctxgate.gateway.kv_watch import watch_events
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.gateway.replica_watch import watch
 from ctxgate.gateway.routes import management
@@ -135,7 +136,7 @@ class Application:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Start the working parts and the watch over the replicas, and end everything in order."""
         async with assembled(self.config, self._keys) as services:
-            watching = asyncio.create_task(watch(services))
+            watching = asyncio.gather(watch(services), watch_events(services))
             self.services = services
             try:
                 yield

@@ -26,12 +26,14 @@ from ctxgate.gateway.edge import EVENT_STREAM, JSON
 from ctxgate.gateway.errors import Kind, Refused, event_of
 from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.routing import predicted, tier_told
 from ctxgate.gateway.signs import error_code
 from ctxgate.gateway.upstream_errors import pass_on, too_long, too_long_event
 from ctxgate.inference import rates
 from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
 from ctxgate.inference.client import AnswerTooLarge, Dropped, Unreachable
+from ctxgate.inference.engine_load import ASK_HEADER
 from ctxgate.inference.sse import EventTooLarge
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
 
@@ -80,6 +82,7 @@ class Attempt:
         self._off = CallingOff(services, held, self._terms.dialect.prompts)
         self._reader: StreamReader | None = None
         self._passing: StreamRelay | None = None
+        self._tier = tier_told(held)  # to be reported in the answer; empty where it is not
         self._headers_came = False
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
@@ -88,7 +91,7 @@ class Attempt:
         self._reply.on_gone = self._client_gone
         self._services.attempts.add(self)
         try:
-            with self._services.fleet.taken(self._row.pool, self._row.replica):
+            with self._services.routing.counted(self._held) as self._booking.taken:
                 self._booking.open()
                 return await self._exchange()
         except asyncio.CancelledError:  # the gateway is being stopped, and its grace is over
@@ -108,6 +111,10 @@ class Attempt:
         limits = self._services.config.limits
         headers = self._services.upstream_headers(self._held.routed.pool)
         headers["x-request-id"] = self._row.attempt_id
+        headers |= self._services.kv.opened(self._held)
+        told_load = self._held.routed.pool.load == "header"
+        if told_load:
+            headers[ASK_HEADER] = "json"
         url = self._held.routed.replica.url + UPSTREAM_PATHS[self._inbound.surface]
         body = self._held.routed.planned.plan.outgoing
         try:
@@ -117,6 +124,8 @@ class Attempt:
                     self._client_gone()
                 async with await self._services.client.open(url, body, headers) as response:
                     self._headers_came = True
+                    if told_load and (load := response.load) is not None:
+                        self._services.fleet.told_load(self._row.pool, self._row.replica, load)
                     self._off.wait_at_most(limits.idle_timeout_s)
                     await self._booking.opened()
                     return await self._relay(response)
@@ -184,6 +193,8 @@ class Attempt:
         if cost is not None:
             headers.append((b"x-ctxgate-cost", rates.format_usd(cost).encode()))
             body = metering.with_cost(body, cost) if response.is_json else body
+        if self._tier and response.is_json:
+            body = metering.with_tier(body, self._tier)
         await self._reply.whole(response.status, headers, body)
         return answered
 
@@ -212,6 +223,8 @@ class Attempt:
             out = passing.take(chunk)
             if reader.content_events:
                 self._booking.first_text()
+            if self._tier and out:
+                out, self._tier = metering.with_tier_in_event(out, self._tier), ""
             if out and self._off.cause is None:
                 self._off.writing = True
                 await self._reply.write(out)
@@ -334,6 +347,7 @@ class Attempt:
             (b"x-ctxgate-replica", self._row.replica.encode()),
             (b"x-ctxgate-task", quote(self._row.task, safe=_PRINTABLE).encode()),
         ]
+        headers += predicted(self._held)
         if self._row.predicted_cached_tokens is not None:
             headers.append((b"x-ctxgate-expected-cached", b"%d" % self._row.predicted_cached_tokens))
         if (miss := self._booking.miss) is not None:

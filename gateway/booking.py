@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ctxgate.gateway import metering
 from ctxgate.gateway.flow import Answered, Settled
 from ctxgate.gateway.ledger import AttemptSettled, Outcome
-from ctxgate.gateway.services import noted
 from ctxgate.gateway.signs import sign_of
 from ctxgate.inference import rates
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ctxgate.compression.window_errors import Overflow
+    from ctxgate.gateway.fleet import Taken
     from ctxgate.gateway.flow import Held
     from ctxgate.gateway.miss import Miss
     from ctxgate.gateway.services import Services
@@ -41,6 +41,7 @@ class Booking:
         self._opened: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[bool] | None = None
         self.answered: Answered | None = None
+        self.taken: Taken | None = None  # the attempt's load at its replica, while it counts
         self.text_bytes = 0
         self.engine_error: bytes | None = None  # reported inside an answer of status 200
         self._miss: Miss | None = None
@@ -49,7 +50,6 @@ class Booking:
     def open(self) -> None:
         """Queue the opening row."""
         self._opened = self._services.ledger.open(self._row)
-        self._opened.add_done_callback(noted)
 
     async def opened(self) -> None:
         """Wait until the opening is durable, so that no client holds an answer of an unknown call.
@@ -67,6 +67,8 @@ class Booking:
         """Note the time of the first text; only the first call counts."""
         if self._ttft_us is None:
             self._ttft_us = self._elapsed_us()
+            if self.taken is not None:
+                self.taken.first_token()
 
     def _elapsed_us(self) -> int:
         return self._services.steady_us() - self._began_us
@@ -93,6 +95,7 @@ class Booking:
         self.answered = answered
         findings = self._record.findings.get(self._held.routed.planned.allowed.model.engine_name)
         miss = self._miss = self._services.misses.settled(self._held, usage, now_us, findings)
+        self._services.kv.settled(self._held, usage, reason)
         beside = self._services.savings.settled(self._held, usage, charge, now_us)
         row = AttemptSettled(
             self._row.attempt_id,
@@ -109,12 +112,13 @@ class Booking:
             beside.fixed,
         )
         self._settled = self._services.ledger.settle(row)
-        self._settled.add_done_callback(noted)
         # Only where no connection was made can nothing at all have been used.
         sign = sign_of(outcome, status, self.engine_error, connected=usage != NOTHING_USED)
         root = self._held.routed.planned.allowed.identified.root
         self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
-        self._services.telemetry.settled(Settled(answered, charge, miss), total_us)
+        settled = Settled(answered, charge, miss)
+        self._services.telemetry.settled(settled, total_us)
+        self._services.routing.settled(settled, total_us)
         self._learn(usage)
         return answered
 

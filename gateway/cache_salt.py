@@ -18,7 +18,7 @@ import msgspec
 from ctxgate.gateway.errors import Kind, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ctxgate.gateway.config import Key
     from ctxgate.inference.wire import Body
@@ -37,6 +37,14 @@ class Isolation(StrEnum):
     TEAM = "team"
     ORGANISATION = "organisation"
     NONE = "none"
+
+
+_STRICTEST_FIRST: Final = (Isolation.TEAM.value, Isolation.ORGANISATION.value, Isolation.NONE.value)
+
+
+def strictest(isolations: Iterable[str]) -> str:
+    """Who may share a prompt that may go to any of several pools: only whom all of them let share."""
+    return min(isolations, key=_STRICTEST_FIRST.index)
 
 
 class SecretStore(Protocol):

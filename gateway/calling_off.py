@@ -33,8 +33,7 @@ class Cause(Enum):
 class CallingOff:
     """Watches the time of one exchange and ends its call. `cause` is None while it may go on.
 
-    The soft limit is moved with every chunk, which is why it is a number that a rare timer looks at; the
-    hard one is set when the call is called off.
+    The soft limit, `until`, moves with every chunk; the hard one is set when the call is called off.
     """
 
     def __init__(self, services: Services, held: Held, prompts: int) -> None:
@@ -43,8 +42,7 @@ class CallingOff:
         self._prompts = prompts
         self._surface = held.routed.planned.allowed.identified.inbound.surface
         self._loop = asyncio.get_running_loop()
-        self._until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self.until = 0.0
         self._hard: asyncio.Timeout | None = None
         self._aborter: asyncio.Task[None] | None = None
         self.cause: Cause | None = None
@@ -53,30 +51,29 @@ class CallingOff:
     def begin(self, hard: asyncio.Timeout, seconds: float) -> None:
         """The exchange starts inside `hard`, with a first soft limit."""
         self._hard = hard
-        self._until = self._loop.time() + seconds
-        self._timer = self._loop.call_at(self._until, self._look)
+        self.until = self._loop.time() + seconds
+        self._services.deadlines.add(self, self._loop)
         if self.cause is not None:
             self._end()
 
     def finish(self) -> None:
         """The exchange is over."""
         self._hard = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._services.deadlines.discard(self)
         if self._aborter is not None:
             self._aborter.cancel()
 
     def wait_at_most(self, seconds: float) -> None:
         """Move the soft limit."""
-        self._until = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._until:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(self._until, self._look)
+        until = self._loop.time() + seconds
+        nearer, self.until = until < self.until, until
+        if nearer:
+            self._services.deadlines.sooner(self, self._loop)
 
-    def _look(self) -> None:
-        if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._look)
-        elif self.writing:  # it is the client that takes nothing: as good as gone, and in the way of the rest
+    def overdue(self) -> None:
+        """The soft limit has passed."""
+        self._services.deadlines.discard(self)
+        if self.writing:  # it is the client that takes nothing: as good as gone, and in the way of the rest
             self.cause = self.cause or Cause.CLIENT_GONE
             self._leave_within(0.0)
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ctxgate.routing.tiers import TEAMLESS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from ctxgate.compression.expressions import Expression
     from ctxgate.compression.volatile import VolatileKind
     from ctxgate.inference.rates import RateCard
+    from ctxgate.routing.snapshot import Profile
+    from ctxgate.routing.tiers import Classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Where a replica's cache events are heard and, if anywhere, told again: ZeroMQ addresses."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Replica:
     """One vLLM server. `url` is its root, without a path and without a trailing slash."""
 
     name: str
     url: str
+    kv_events: KvEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,8 @@ class Pool:
     usage_convention: str = "inclusive"  # prompt tokens include cached ones; "exclusive" where not
     cache_isolation: str = "team"  # who shares cached blocks: "team", "organisation" or "none" (everybody)
     probe: bool = True  # ask the replicas at start what they report and how their template renders
+    load: str = "metrics"  # where they tell their load: "metrics", "header" or "off"
+    profile: Profile | None = None  # what the replicas are tuned for, where that is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,7 @@ class Model:
     window: int | None = None  # tokens of prompt and answer together; None: what the replicas report
     tokenizer: Tokenizer | None = None  # None: tokens are estimated by bytes
     recall_probe: Path | None = None  # the result of `ctxgate probe-recall`: how far prompts are reliable
+    routing: str = "ctxgate"  # one of routing.policies.POLICIES
 
     @property
     def engine_name(self) -> str:
@@ -107,6 +124,7 @@ class Team:
     kinds: frozenset[VolatileKind] = frozenset()  # volatile text of the head, by the detector's kinds
     patterns: tuple[Expression, ...] = ()  # and by expressions
     context: Context = field(default_factory=Context)
+    classes: Classes = TEAMLESS  # how long its requests may take, by the class of their job
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.cache_salt import Isolation
 from ctxgate.gateway.config import Limits, Listen
 from ctxgate.gateway.config_context import CONTEXT
+from ctxgate.gateway.config_events import KV_EVENTS
 from ctxgate.gateway.config_kinds import (
     DAY,
     FILE_PATH,
@@ -25,6 +26,7 @@ from ctxgate.gateway.config_kinds import (
     whole,
 )
 from ctxgate.gateway.config_pattern import EXPRESSION
+from ctxgate.gateway.config_routing import CLASSES, LOAD, MODEL_ROUTING
 from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
 from ctxgate.inference import wire
 
@@ -109,7 +111,7 @@ REPLICA_NAME: Final = Field(
 REPLICA_URL: Final = Field(
     "url", SERVER_ROOT, "Root of one vLLM server, without `/v1`; unique within the pool.", required=True
 )
-REPLICA_SECTION: Final = Section((REPLICA_NAME, REPLICA_URL))
+REPLICA_SECTION: Final = Section((REPLICA_NAME, REPLICA_URL, KV_EVENTS))
 
 _PRICE_HINTS: Final[dict[str, str]] = dict.fromkeys(
     ("input", "output", "cached", "uncached", "prompt", "completion", "price"),
@@ -204,7 +206,7 @@ PROBE: Final = Field(
     True,
 )
 POOL_SECTION: Final = Section(
-    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION, ISOLATION, PROBE),
+    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION, ISOLATION, PROBE, LOAD),
     {
         "api_key": _NO_SECRETS + "name an environment variable in api_key_env",
         "urls": "is not a known field; replicas takes plain URLs",
@@ -217,8 +219,9 @@ POOL_SECTION: Final = Section(
 MODEL_POOLS: Final = Field(
     "pools",
     ListOf(Name("the name of a pool"), minimum=1),
-    "The pool that serves it. Further ones are reserved for routing by latency budget: today all requests "
-    "go to the first.",
+    "The pools that may serve it, the default first. Each request goes to one of them by its latency budget, "
+    "by price, and by where its prefix is warm. Where they differ, its prompt is kept apart in the cache as "
+    "the strictest `cache_isolation` demands.",
     required=True,
 )
 SERVED_NAME: Final = Field(
@@ -255,7 +258,7 @@ RECALL_PROBE: Final = Field(
     "it found reliable.",
     default_text="the whole window is relied on",
 )
-MODEL_SECTION: Final = Section((MODEL_POOLS, SERVED_NAME, WINDOW, TOKENIZER, RECALL_PROBE))
+MODEL_SECTION: Final = Section((MODEL_POOLS, SERVED_NAME, WINDOW, TOKENIZER, RECALL_PROBE, MODEL_ROUTING))
 ORGANISATION: Final = Field(
     "organisation",
     Name("the name of an organisation"),
@@ -300,7 +303,7 @@ LAYOUT: Final = Field(
     default_text="`safe`",
 )
 TEAM_SECTION: Final = Section(
-    (ORGANISATION, LAYOUT, CONTEXT), {"organization": "is spelled organisation here"}
+    (ORGANISATION, LAYOUT, CONTEXT, CLASSES), {"organization": "is spelled organisation here"}
 )
 KEY_ID: Final = Field(
     "id", Name("the id of a key"), "Public name of the key in ledger and logs.", required=True

@@ -28,8 +28,11 @@ from ctxgate.gateway.config import (
     Team,
     Tokenizer,
 )
+from ctxgate.gateway.config_events import KV_EVENTS, events_of
+from ctxgate.gateway.config_routing import CLASSES, LOAD, MODEL_ROUTING, classes_of, policy_of
 from ctxgate.gateway.config_rules import check
 from ctxgate.gateway.config_yaml import ConfigError, Problem, Unreadable, compose
+from ctxgate.gateway.extras import NEEDS_EVENTS, has_events
 from ctxgate.inference.rates import RateCard, Rates
 
 if TYPE_CHECKING:
@@ -79,9 +82,20 @@ def parse(text: str, *, file: str, folder: Path, environ: Mapping[str, str], tod
     except Unreadable:  # the document is no mapping; reported
         raise ConfigError(place.report.problems) from None
     check(root, environ, today)
+    _events_extra(root)
     if place.report.problems:
         raise ConfigError(place.report.problems)
     return Loaded(_config(root, folder, environ), tuple(sorted(place.report.warnings)))
+
+
+def _events_extra(root: Values) -> None:
+    """Report every event stream where the library to hear it is missing."""
+    if not has_events():
+        pools = root.get(f.POOLS)
+        for pool in () if pools is None else pools.found.values():
+            for replica in pool.value.get(f.REPLICAS) or ():
+                if replica.value.get(KV_EVENTS) is not None:
+                    replica.value.at(KV_EVENTS).complain(NEEDS_EVENTS)
 
 
 def _text(path: Path | str) -> str:
@@ -150,7 +164,11 @@ def _pool(name: str, values: Values, environ: Mapping[str, str]) -> Pool:
     return Pool(
         name=name,
         replicas=tuple(
-            Replica(replica.value.get(f.REPLICA_NAME) or f"{name}-{index}", replica.value[f.REPLICA_URL])
+            Replica(
+                replica.value.get(f.REPLICA_NAME) or f"{name}-{index}",
+                replica.value[f.REPLICA_URL],
+                events_of(replica.value.get(KV_EVENTS)),
+            )
             for index, replica in enumerate(values[f.REPLICAS])
         ),
         rates=_rate_card(values),
@@ -160,6 +178,7 @@ def _pool(name: str, values: Values, environ: Mapping[str, str]) -> Pool:
         usage_convention=values[f.CONVENTION],
         cache_isolation=values[f.ISOLATION],
         probe=values[f.PROBE],
+        load=values[LOAD],
     )
 
 
@@ -198,6 +217,7 @@ def _model(name: str, values: Values, folder: Path) -> Model:
         values.get(f.WINDOW),
         _tokenizer(values.get(f.TOKENIZER), folder),
         None if probe is None else folder / probe,
+        policy_of(values.get(MODEL_ROUTING)),
     )
 
 
@@ -224,9 +244,10 @@ def _teams(root: Values) -> dict[str, Team]:
 
 def _team(name: str, values: Values) -> Team:
     context = _context(values.get(c.CONTEXT))
+    classes = classes_of(values.get(CLASSES))
     layout = values.get(f.LAYOUT)
     if layout is None:
-        return Team(name, values[f.ORGANISATION], context=context)
+        return Team(name, values[f.ORGANISATION], context=context, classes=classes)
     declared = [entry.value for entry in layout[f.VOLATILE]]
     kinds = [entry.get(f.VOLATILE_KIND) for entry in declared]
     patterns = [entry.get(f.VOLATILE_PATTERN) for entry in declared]
@@ -237,6 +258,7 @@ def _team(name: str, values: Values) -> Team:
         frozenset(VolatileKind(kind) for kind in kinds if kind is not None),
         tuple(pattern for pattern in patterns if pattern is not None),
         context,
+        classes,
     )
 
 

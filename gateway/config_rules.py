@@ -153,10 +153,6 @@ def _models(root: Values) -> None:
             if pools is not None and pool.value not in known:
                 pool.place.complain(f"there is no pool {label(pool.value)}{suggestion(pool.value, known)}")
         _tokenizer(model.value.get(f.TOKENIZER))
-        if len(lines) > 1:
-            model.value.at(f.MODEL_POOLS).warn(
-                "lists more than one pool: requests go to the first; the others are not used yet"
-            )
     for name, entry in () if pools is None or models is None else pools.found.items():
         if name not in used:
             entry.place.warn("no model names this pool, so it never serves")

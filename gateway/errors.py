@@ -32,6 +32,7 @@ class Kind(Enum):
     BODY_TOO_LARGE = auto()
     UNSUPPORTED_ENCODING = auto()
     OVERLOADED = auto()
+    LATENCY_EXCEEDED = auto()
     UPSTREAM_UNREACHABLE = auto()
     UPSTREAM_TIMEOUT = auto()
     UPSTREAM_BROKEN = auto()
@@ -62,7 +63,8 @@ TABLE: Final[dict[Kind, Wire]] = {
     Kind.REQUEST_TIMEOUT: Wire(408, "invalid_request_error", "request_timeout"),
     Kind.BODY_TOO_LARGE: Wire(413, "invalid_request_error", "request_too_large"),
     Kind.UNSUPPORTED_ENCODING: Wire(415, "invalid_request_error", "unsupported_encoding"),
-    Kind.OVERLOADED: Wire(503, "server_error", "server_is_overloaded"),
+    Kind.OVERLOADED: Wire(429, "rate_limit_error", "server_is_overloaded"),
+    Kind.LATENCY_EXCEEDED: Wire(504, "server_error", "latency_budget_exceeded"),
     Kind.UPSTREAM_UNREACHABLE: Wire(502, "server_error", "upstream_unreachable"),
     Kind.UPSTREAM_TIMEOUT: Wire(504, "server_error", "upstream_timeout"),
     Kind.UPSTREAM_BROKEN: Wire(502, "server_error", "upstream_error"),

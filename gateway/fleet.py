@@ -1,28 +1,32 @@
 """What this process knows of every replica: health, open attempts, models served.
 
-Open attempts are counted when a replica is chosen and given back exactly once on every way out.
+Open attempts and their work are counted when a replica is chosen and given back exactly once on every way
+out. Nothing else writes to these counts: neither probes nor the breaker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self
 
 from ctxgate.compression.rules import ALL_RULES, allowed_rules
 from ctxgate.inference.finding import Finding
 from ctxgate.routing import health
-from ctxgate.routing.snapshot import ReplicaState
+from ctxgate.routing.snapshot import Knowledge, ReplicaState, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from ctxgate.compression.rules import Rule
     from ctxgate.gateway.config import Pool, Replica
+    from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.probe import Probe
     from ctxgate.inference.template_facts import Findings
+    from ctxgate.routing.prefix_index import Place
 
 _STARTED_AT_NS: Final = time.time_ns() - time.monotonic_ns()
 
@@ -41,13 +45,22 @@ class ReplicaRecord:
     figure (False); None while neither is known. `fingerprint`: its `system_fingerprint`. `findings`: what
     a probe found, by served model name. `settling_until_us`: until then it is worth waiting for a probe.
     `asked`: it has been asked for its models, whatever it told.
-    `started`: how often a probe found it down; what it is afterwards may be another engine.
+    `started`: how often a probe found it down; what it is afterwards may be another engine. `load`: what
+    it last told of its load, of all its clients. `draining`: it takes nothing new.
+
+    Its own open attempts: `in_flight` counts them, `prefill_tokens` sums the uncached tokens of those
+    without a first token and `prefill_pairs` new (length - new / 2) over them, `decoding` counts the others,
+    of which `context_tokens` is the length in all.
     """
 
     pool: Pool
     replica: Replica
     health: health.Health = field(default_factory=health.Health)
     in_flight: int = 0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    decoding: int = 0
+    context_tokens: int = 0
     reports_cached: bool | None = None
     fingerprint: str | None = None
     windows: Mapping[str, int | None] = field(default_factory=dict)
@@ -55,6 +68,85 @@ class ReplicaRecord:
     settling_until_us: int = 0
     asked: bool = False
     started: int = 0
+    load: EngineLoad | None = None
+    draining: bool = False
+
+    def work(self) -> Work:
+        """What it has to do now."""
+        load = self.load
+        if load is None:
+            return Work(self.prefill_tokens, self.decoding, self.context_tokens, self.prefill_pairs)
+        return Work(
+            self.prefill_tokens,
+            self.decoding,
+            self.context_tokens,
+            self.prefill_pairs,
+            load.running,
+            load.waiting,
+            load.kv_usage,
+        )
+
+
+class Taken:
+    """One open attempt: counted at its replica from the block's begin to its end, whatever ends it.
+
+    Until its first token its uncached tokens wait to be computed; then it decodes. It may be a breaker's
+    trial. `decodes_after_s`: when to take it for decoding where its answer shows no first token; None: never.
+    """
+
+    __slots__ = (
+        "_decodes", "_decodes_after_s", "_fleet", "_length", "_new", "_number", "_pairs", "_record", "_timer",
+    )  # fmt: skip
+
+    def __init__(
+        self, fleet: Fleet, record: ReplicaRecord, new: int, length: int, decodes_after_s: float | None
+    ) -> None:
+        self._fleet = fleet
+        self._record = record
+        self._new = new
+        self._pairs = new * (2 * length - new) // 2
+        self._length = length
+        self._decodes_after_s = decodes_after_s
+        self._number = 0
+        self._decodes: bool | None = None  # None while it is not open
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        fleet, record = self._fleet, self._record
+        if self._decodes_after_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._decodes_after_s, self.first_token)
+        self._number = fleet.next_number()
+        record.health = health.began(record.health, self._number, fleet.clock())
+        record.in_flight += 1
+        record.prefill_tokens += self._new
+        record.prefill_pairs += self._pairs
+        self._decodes = False
+        return self
+
+    def first_token(self) -> None:
+        """Its prompt has been computed; only the first call counts, and only while it is open."""
+        if self._decodes is False:
+            self._decodes = True
+            record = self._record
+            record.prefill_tokens -= self._new
+            record.prefill_pairs -= self._pairs
+            record.decoding += 1
+            record.context_tokens += self._length
+
+    def __exit__(self, *_: object) -> None:
+        record, decodes = self._record, self._decodes
+        self._decodes = None
+        if self._timer is not None:
+            self._timer.cancel()
+        record.in_flight -= 1
+        if decodes:
+            record.decoding -= 1
+            record.context_tokens -= self._length
+        else:
+            record.prefill_tokens -= self._new
+            record.prefill_pairs -= self._pairs
+        record.health = health.left(record.health, self._number)
 
 
 class Fleet:
@@ -78,28 +170,62 @@ class Fleet:
         """Whether attempts may go to this replica now."""
         return record.health.healthy(self.clock())
 
-    def snapshot(self, pools: Iterable[Pool]) -> list[ReplicaState]:
-        """The replicas of some pools as the router sees them."""
+    def snapshot(
+        self,
+        pools: Iterable[Pool],
+        hits: Mapping[Place, int] = MappingProxyType({}),
+        told: Container[Place] = (),
+        live: Mapping[Place, int] = MappingProxyType({}),
+    ) -> list[ReplicaState]:
+        """The replicas of some pools as the router sees them.
+
+        `hits`: expected ones, where known; `told`: replicas of which their cache events tell them exactly.
+        `live`: the tokens of the conversations there that may go on.
+        """
         now_us = self.clock()
+        exact, known, cold = Knowledge.EXACT, Knowledge.DEGRADED, Knowledge.COLD
         return [
-            ReplicaState(pool.name, replica.name, record.health.healthy(now_us), record.in_flight)
+            ReplicaState(
+                pool.name,
+                replica.name,
+                record.health.healthy(now_us),
+                record.in_flight,
+                record.draining,
+                record.work(),
+                record.load.kv_tokens if record.load is not None else None,
+                hits.get(place, 0),
+                exact if place in told else known if place in hits else cold,
+                live.get(place, 0),
+            )
             for pool in pools
             for replica in pool.replicas
-            for record in (self._records[pool.name, replica.name],)
+            for place in ((pool.name, replica.name),)
+            for record in (self._records[place],)
         ]
 
-    @contextmanager
-    def taken(self, pool: str, replica: str) -> Iterator[None]:
-        """Count one open attempt on a replica for as long as the block runs; it may be a breaker's trial."""
+    def taken(
+        self,
+        pool: str,
+        replica: str,
+        *,
+        new: int = 0,
+        length: int = 0,
+        decodes_after_s: float | None = None,
+    ) -> Taken:
+        """Count one open attempt on a replica for as long as the block runs; see `Taken`.
+
+        Its prompt has `length` tokens, `new` of which the replica must compute.
+        """
+        return Taken(self, self._records[pool, replica], new, length, decodes_after_s)
+
+    def next_number(self) -> int:
+        """A number that no other attempt of this process has."""
+        return next(self._numbers)
+
+    def told_load(self, pool: str, replica: str, load: EngineLoad) -> None:
+        """Learn what a replica tells of its load; figures that it leaves out stay as they were."""
         record = self._records[pool, replica]
-        number = next(self._numbers)
-        record.health = health.began(record.health, number, self.clock())
-        record.in_flight += 1
-        try:
-            yield
-        finally:
-            record.in_flight -= 1
-            record.health = health.left(record.health, number)
+        record.load = load if record.load is None else record.load.updated(load)
 
     def ended(self, pool: str, replica: str, sign: health.Sign, root: bytes) -> None:
         """Learn from how an attempt of the conversation `root` ended."""
@@ -112,7 +238,9 @@ class Fleet:
         was_up = record.health.probe_ok
         record.health = health.probed(record.health, probe.finding)
         record.asked |= probe.finding is Finding.WELL
-        record.started += was_up and not record.health.probe_ok
+        if was_up and not record.health.probe_ok:
+            record.started += 1
+            record.load = None  # of an engine that is gone
         if probe.windows:
             record.windows = probe.windows
 

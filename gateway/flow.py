@@ -7,11 +7,12 @@ Any stage may raise `Refused` instead. A retry or failover goes back to `Routed`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.inference.record import Record
+from ctxgate.routing.snapshot import LatencyBudget
+from ctxgate.routing.tiers import JobClass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
     from ctxgate.inference.wire import Body
-    from ctxgate.routing.choose import RouteDecision
+    from ctxgate.routing.candidates import Candidate, RouteDecision
     from ctxgate.routing.prefix_index import Expected
 
 
@@ -47,10 +48,10 @@ PATHS: Final[Mapping[str, Surface]] = {
     "/v1/embeddings": Surface.EMBEDDINGS,
 }
 UPSTREAM_PATHS: Final[Mapping[Surface, str]] = {surface: path for path, surface in PATHS.items()}
+NO_BUDGET: Final = LatencyBudget()
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(Record, frozen=True):
     """A request as it came in: its body checked, its sender not yet known.
 
     `messages` are the chat messages as raw slices of the body; empty on the other surfaces.
@@ -58,12 +59,15 @@ class Inbound:
 
     request_id: str
     surface: Surface
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str]
     body: Body
-    messages: tuple[Raw, ...] = field(repr=False)
+    messages: tuple[Raw, ...]
     model: str
     stream: bool
     received_at_us: int
+
+    def __repr__(self) -> str:
+        return f"Inbound({self.request_id}, {self.surface.value})"  # never a credential, a prompt
 
 
 class Task(Record, frozen=True):
@@ -74,12 +78,19 @@ class Task(Record, frozen=True):
 
 
 class Identified(Record, frozen=True):
-    """The sender, the task, and the root of the conversation (bytes that name its first messages)."""
+    """The sender, the task, and the root of the conversation (bytes that name its first messages).
+
+    `job_class` is the class of its job, `budget` how long it may take from its arrival. `service_tier`: what
+    its body says of it, None where it says nothing.
+    """
 
     inbound: Inbound
     key: Key
     task: Task
     root: bytes
+    job_class: str = JobClass.AGENT.value
+    budget: LatencyBudget = NO_BUDGET
+    service_tier: str | None = None
 
 
 class Allowed(Record, frozen=True):
@@ -108,12 +119,36 @@ class Planned(Record, frozen=True):
 
 
 class Routed(Record, frozen=True):
-    """Where this attempt goes, and why."""
+    """Where this attempt goes, and why.
+
+    `prompt_tokens` estimates the prompt, `expected` is what the replica should find of it in its cache, and
+    `available_tokens` what the warmest replica should, None where nothing is known of any. `budget`: what is
+    left of the request's. `told_tokens`: what the replica's cache events say that it holds, None where they
+    do not say it exactly.
+    """
 
     planned: Planned
     decision: RouteDecision
     pool: Pool
     replica: Replica
+    prompt_tokens: int = 0
+    expected: Expected | None = None
+    available_tokens: int | None = None
+    budget: LatencyBudget = NO_BUDGET
+    told_tokens: int | None = None
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """The tokens to be found in the cache: as told, else as expected; None where nothing is known."""
+        if self.told_tokens is not None:
+            return self.told_tokens
+        return None if self.expected is None else self.expected.tokens
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What was predicted of the attempt, None where nothing was."""
+        candidates = self.decision.candidates
+        return candidates[0] if candidates else None
 
 
 class Held(Record, frozen=True):

@@ -1,4 +1,4 @@
-"""Who sent a request, and which task it belongs to.
+"""Who sent a request, which task it belongs to, and how long it may take.
 
 The tenant comes from the credential alone. The task is a correlation the client claims: it is looked
 for where agents already put it, always namespaced under the key, and never an authority.
@@ -14,6 +14,8 @@ import msgspec
 from ctxgate.compression.beginning import Beginnings
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Identified, Surface, Task
+from ctxgate.routing import tiers
+from ctxgate.routing.tiers import TEAMLESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ctxgate.compression.expressions import Expression
     from ctxgate.gateway.config import Key
     from ctxgate.gateway.flow import Inbound
+    from ctxgate.routing.tiers import Classes
 
 TASK_HEADER: Final = "x-ctxgate-task"
 MAX_TASK: Final = 256
@@ -49,10 +52,16 @@ _PROMPTS: Final = {
 _MAX_FIELD_BYTES: Final = 16_384
 
 
-def identify(inbound: Inbound, key: Key, roots: Roots) -> Identified:
-    """Key to tenant, headers and body to task."""
+def identify(inbound: Inbound, key: Key, roots: Roots, classes: Classes = TEAMLESS) -> Identified:
+    """Key to tenant, headers and body to task and latency budget. Raises `Refused` naming the header."""
     root = roots.of(inbound, key)
-    return Identified(inbound, key, _task(inbound, root), root)
+    task = _task(inbound, root)
+    tier = _small(inbound, "service_tier")
+    try:
+        job, budget = tiers.asked(inbound.headers, tier, classes)
+    except tiers.BadTier as error:
+        raise Refused(Kind.INVALID_VALUE, str(error), error.header) from None
+    return Identified(inbound, key, task, root, job, budget, tier if isinstance(tier, str) else None)
 
 
 def authenticate(headers: Mapping[str, str], find_key: Callable[[str], Key | None]) -> Key:

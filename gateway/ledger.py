@@ -90,7 +90,9 @@ class AttemptOpened(Record, frozen=True):
     """What is known when an attempt is dispatched. Times are Unix microseconds.
 
     `purpose` is one of PURPOSES. `client_tokens` estimates the prompt as the client sent it, where
-    the gateway sent a compacted one instead; None where it did not.
+    the gateway sent a compacted one instead; None where it did not. `policy` chose the replica for a job
+    of the class `job_class`; `predicted_ttft_us` is the time to the first token that it predicted, and
+    `fits` says whether that kept the request's latency budget, None without one.
     """
 
     attempt_id: str
@@ -112,6 +114,10 @@ class AttemptOpened(Record, frozen=True):
     estimated_prompt_tokens: int | None = None
     purpose: str = ANSWER
     client_tokens: int | None = None
+    job_class: str | None = None
+    predicted_ttft_us: int | None = None
+    fits: bool | None = None
+    policy: str | None = None
 
 
 class AttemptSettled(Record, frozen=True):
@@ -230,7 +236,10 @@ class SavingRow:
 
 
 class Ledger(Protocol):
-    """Where attempts are written. Both steps are idempotent by attempt id."""
+    """Where attempts are written. Both steps are idempotent by attempt id.
+
+    A step that fails is logged, and its future's exception counts as retrieved: not every attempt waits.
+    """
 
     @property
     def pending(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from ctxgate.compression.plan import stream_options
 from ctxgate.gateway.flow import Surface
 from ctxgate.inference.chat_stream import FinishFacts, StreamTerms
-from ctxgate.inference.chunk_edit import top_level
+from ctxgate.inference.chunk_edit import top_level, with_first
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
 from ctxgate.inference.rates import format_usd
 from ctxgate.inference.record import Record
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _ABORTED: Final = "abort"
 _LIST: Final = 0x5B
 _SHOWN: Final = 64
+_TIER: Final = b'"service_tier"'
 _TOKEN_IDS: Final = re.compile(rb"\[[ \t\r\n]*[-0-9]").match
 
 
@@ -149,6 +150,32 @@ def with_cost(document: bytes, cost_nano: int) -> bytes:
         ends = [member.end for member in top_level(document[start:end]) if member.name == "usage"]
         brace = start + ends[-1] - 1
     return b"".join((document[:brace], b',"cost":', format_usd(cost_nano).encode(), document[brace:]))
+
+
+def with_tier(document: bytes, tier: str) -> bytes:
+    """A JSON object with `service_tier`, unless its engine says one itself. Any other text is unchanged."""
+    if document[:1] != b"{" or document[1:].lstrip()[:1] != b'"':
+        return document
+    member = b'"service_tier":"%s"' % tier.encode()
+    if _TIER not in document:
+        return with_first(document, member)
+    for found in top_level(document):
+        if found.name == "service_tier":
+            value = document[found.start : found.end].partition(b":")[2].strip()
+            if value != b"null":
+                return document
+            return b"".join((document[: found.start], member, document[found.end :]))
+    return with_first(document, member)
+
+
+def with_tier_in_event(out: bytes, tier: str) -> bytes:
+    """What a stream forwards first, with `service_tier` in its first event where that is an object."""
+    if not out.startswith(b"data:"):
+        return out
+    end = out.find(b"\n")
+    line, rest = (out, b"") if end < 0 else (out[:end], out[end:])
+    payload = line[5:].lstrip()
+    return line[: len(line) - len(payload)] + with_tier(payload, tier) + rest
 
 
 def prompt_count(body: Body) -> int:

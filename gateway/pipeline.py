@@ -4,13 +4,14 @@
     allow      model and pools the tenant may use
     lay out    for the prefix cache                        (gateway.layout)
     plan       what of the conversation goes out           (gateway.context), and as which bytes
-    route      replica, with every candidate's score       (routing.choose)
+    route      replica, with every candidate's score       (gateway.routing)
     hold       the attempt, opened in the ledger
     forward    bytes to and from the replica               (gateway.attempt)
     settle     usage -> charge -> ledger, metrics, health; exactly once
 
-A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow; one that
-the engine refused because the prompt is too long goes back to `plan`, and a shorter prompt goes out.
+A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow and with
+what is left of the request's latency budget; once that is over it is not tried again. One that the engine
+refused because the prompt is too long goes back to `plan`, and a shorter prompt goes out.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression import plan as planning
 from ctxgate.compression.policy import Level
+from ctxgate.compression.rules import ALL_RULES
 from ctxgate.compression.window_errors import Refusal
 from ctxgate.gateway import identity
 from ctxgate.gateway.attempt import OVERLOAD, Attempt
+from ctxgate.gateway.cache_salt import strictest
 from ctxgate.gateway.context_level import Mode, mode_of
 from ctxgate.gateway.context_turn import Shaped
 from ctxgate.gateway.edge import JSON
 from ctxgate.gateway.errors import Kind, Refused
-from ctxgate.gateway.flow import Allowed, Held, Planned, Routed, Surface
+from ctxgate.gateway.flow import Allowed, Held, Planned, Surface
 from ctxgate.gateway.inbound import check_engine_fields
 from ctxgate.gateway.layout import Laid
 from ctxgate.gateway.layout_level import policy_of
 from ctxgate.gateway.ledger import AttemptOpened
-from ctxgate.inference.estimate import estimate_prompt_tokens
 from ctxgate.inference.record import Record
-from ctxgate.routing.choose import choose
+from ctxgate.routing.tiers import TEAMLESS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ctxgate.gateway.config import Key
     from ctxgate.gateway.edge import Reply
-    from ctxgate.gateway.flow import Identified, Inbound
+    from ctxgate.gateway.flow import Identified, Inbound, Routed
     from ctxgate.gateway.services import Services
+    from ctxgate.routing.prefix_index import Place
+    from ctxgate.routing.snapshot import LatencyBudget
 
 MOST_REFUSALS: Final = 2
 """How often a prompt that an engine refuses as too long is made shorter and sent again."""
@@ -66,18 +70,25 @@ class Pipeline:
         """Answer one request of a key's holder. Raises `Refused` while nothing has been sent."""
         if not self.services.ledger.healthy:  # before the engine works for nothing
             raise Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
-        identified = identity.identify(inbound, key, self.services.roots)
+        began_us = self.services.steady_us()
+        team = self.services.config.teams.get(key.team)
+        classes = TEAMLESS if team is None else team.classes
+        identified = identity.identify(inbound, key, self.services.roots, classes)
         allowed = self.allow(identified)
         laid = await self.lay_out(allowed)
         planned = await self.plan(allowed, laid)
-        tried: list[str] = []
-        lost: set[str] = set()
+        tried: set[Place] = set()
+        lost: set[Place] = set()
         attempt: Attempt | None = None
         number = refusals = 0
         while number - refusals < self.services.config.limits.max_attempts:
-            routed = self.route(planned, tried)
+            spent_us = self.services.steady_us() - began_us
+            if attempt is not None:
+                check_time(identified.budget, spent_us)
+            routed = self.route(planned, tried, spent_us)
             if routed is None or reply.gone:
                 break
+            place = (routed.pool.name, routed.replica.name)
             number += 1
             attempt = Attempt(self.services, self.hold(routed, number), reply)
             answered = await attempt.run()
@@ -92,10 +103,7 @@ class Pipeline:
             if not answered.retriable:
                 self.services.context.answered(answered)
                 return
-            if answered.connection_lost and routed.replica.name not in lost:
-                lost.add(routed.replica.name)
-            else:
-                tried.append(routed.replica.name)
+            (lost if answered.connection_lost and place not in lost else tried).add(place)
         await last_word(attempt, reply)
 
     def allow(self, identified: Identified) -> Allowed:
@@ -113,7 +121,8 @@ class Pipeline:
         """The prompt as its team's policies lay it out. Raises `Refused` for what they do not allow."""
         inbound, key = allowed.identified.inbound, allowed.identified.key
         config = self.services.config
-        rules = self.services.fleet.rules(allowed.pools[0].name, allowed.model.engine_name)
+        engine_name, fleet = allowed.model.engine_name, self.services.fleet
+        rules = ALL_RULES.intersection(*(fleet.rules(pool.name, engine_name) for pool in allowed.pools))
         policy = policy_of(inbound, key, config, rules)
         mode = mode_of(inbound, key, config)
         laid = Laid(inbound.body)
@@ -142,7 +151,7 @@ class Pipeline:
                 body,
                 stream=inbound.stream,
                 served_model=allowed.model.served_name,
-                continuous_usage=allowed.pools[0].continuous_usage,
+                continuous_usage=any(pool.continuous_usage for pool in allowed.pools),
                 laid=laid.reasons,
                 shaped=shaped.reasons,
                 cache_salt=salt,
@@ -161,26 +170,22 @@ class Pipeline:
         identified = allowed.identified
         if identified.inbound.surface is Surface.EMBEDDINGS:
             return None
-        isolation = allowed.pools[0].cache_isolation
+        isolation = strictest(pool.cache_isolation for pool in allowed.pools)
         return self.services.salts.of(isolation, identified.key, identified.inbound.body)
 
-    def route(self, planned: Planned, tried: Collection[str]) -> Routed | None:
-        """An untried replica of the model's default pool, or None when there is none left."""
-        pool = planned.allowed.pools[0]
-        snapshot = self.services.fleet.snapshot((pool,))
-        decision = choose(planned.allowed.identified.root, snapshot, tried)
-        if decision is None:
-            return None
-        replica = next(r for r in pool.replicas if r.name == decision.replica)
-        return Routed(planned, decision, pool, replica)
+    def route(self, planned: Planned, tried: Collection[Place] = (), spent_us: int = 0) -> Routed | None:
+        """An untried replica of the model's pools, or None when there is none left.
+
+        `spent_us`: what the request has taken since its arrival, in microseconds.
+        """
+        return self.services.routing.route(planned, tried, spent_us)
 
     def hold(self, routed: Routed, number: int) -> Held:
         """The attempt as the ledger opens it."""
         identified = routed.planned.allowed.identified
         inbound, key = identified.inbound, identified.key
-        size, turn = routed.planned.plan.size, routed.planned.turn
-        place = (routed.pool.name, routed.replica.name)
-        expected = self.services.misses.expect(routed.planned.seen, place)
+        turn, expected, chosen = routed.planned.turn, routed.expected, routed.chosen
+        ttft_s = None if chosen is None else chosen.ttft_s
         opened = AttemptOpened(
             attempt_id=self.services.new_id(),
             request_id=inbound.request_id,
@@ -195,17 +200,24 @@ class Pipeline:
             pool=routed.pool.name,
             replica=routed.replica.name,
             stream=inbound.stream,
-            body_bytes=size,
+            body_bytes=routed.planned.plan.size,
             opened_at_us=self.services.now_us(),
-            predicted_cached_tokens=None if expected is None else expected.tokens,
-            estimated_prompt_tokens=estimate_prompt_tokens(
-                size, self.services.prompt_ratios.of(inbound.model)
-            ).value
-            if turn is None
-            else turn.estimate.tokens,
+            predicted_cached_tokens=routed.hit_tokens,
+            estimated_prompt_tokens=routed.prompt_tokens,
             client_tokens=None if turn is None else turn.client_tokens,
+            job_class=identified.job_class,
+            predicted_ttft_us=None if ttft_s is None else round(ttft_s * 1e6),
+            fits=routed.decision.fits if routed.budget.bounds else None,
+            policy=routed.decision.policy,
         )
         return Held(routed, opened, expected)
+
+
+def check_time(budget: LatencyBudget, spent_us: int) -> None:
+    """Raise `Refused` where a request's whole time is over, so that no further attempt can be in time."""
+    if budget.total_us is not None and spent_us >= budget.total_us:
+        message = f"The request's {budget.total_us // 1000} ms were over before a model server answered it."
+        raise Refused(Kind.LATENCY_EXCEEDED, message)
 
 
 async def last_word(attempt: Attempt | None, reply: Reply) -> None:

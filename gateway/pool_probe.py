@@ -7,7 +7,6 @@ configuration can name. So the ledger stays equal to the engines' own counters.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,17 +20,17 @@ from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.config import Key
 from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
-from ctxgate.gateway.flow import Allowed, Identified, Planned, Routed, Surface, Task
+from ctxgate.gateway.flow import Allowed, Identified, Planned, Surface, Task
 from ctxgate.gateway.inbound import read_inbound
 from ctxgate.gateway.ledger import OWN_ORGANISATION
 from ctxgate.gateway.pipeline import Pipeline
-from ctxgate.inference import template_probe
+from ctxgate.inference import engine_load, template_probe
 from ctxgate.inference.client import UpstreamFailed
+from ctxgate.inference.engine_load import EngineLoad
 from ctxgate.inference.rates import charge
 from ctxgate.inference.template_facts import Extension, Findings, Verdict
 from ctxgate.inference.template_probe import Complete, Detokenize, Render, Told
 from ctxgate.inference.usage import Certainty
-from ctxgate.routing.choose import RouteDecision
 
 if TYPE_CHECKING:
     from ctxgate.gateway.config import Model
@@ -47,8 +46,6 @@ TASK: Final = Task("probe", "gateway")
 PATIENCE_S: Final = 60.0  # for one call; then it is ended as if its client had gone
 _ASK_TIMEOUT_S: Final = 10.0
 _RENDER: Final = "/v1/chat/completions/render"
-_CACHE_CONFIG: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(slots=True)
@@ -79,6 +76,8 @@ async def examine(services: Services, record: ReplicaRecord) -> list[Examined]:
     """Examine a replica that is up, for every model that its pool serves, and tell the fleet."""
     url, headers = record.replica.url, services.upstream_headers(record.pool)
     cache = await cache_config(services, record)
+    load = EngineLoad(kv_tokens=engine_load.kv_tokens(cache))
+    services.fleet.told_load(record.pool.name, record.replica.name, load)
     aborts = await services.client.abort(url, [f"ctxgate-probe-{services.new_id()}"], headers)
     record.reports_cached = None  # what is known may be of an engine that was here before
     found: list[Examined] = []
@@ -96,9 +95,7 @@ async def cache_config(services: Services, record: ReplicaRecord) -> dict[str, s
         _, text = await services.client.get(f"{record.replica.url}/metrics", headers, _ASK_TIMEOUT_S)
     except UpstreamFailed:
         return {}
-    found = _CACHE_CONFIG.search(text)
-    labels = _LABEL.findall(found[1]) if found else []
-    return {name.decode(): value.decode("utf-8", "replace") for name, value in labels}
+    return engine_load.cache_config(text)
 
 
 def _models(services: Services, record: ReplicaRecord) -> list[Model]:
@@ -202,8 +199,7 @@ def own_call(services: Services, record: ReplicaRecord, model: Model, raw: bytes
     inbound = read_inbound(f"req_{services.new_id()}", Surface.CHAT, {}, raw, services.now_us())
     allowed = Allowed(Identified(inbound, KEY, TASK, b"ctxgate probe"), model, (pool,))
     planned = Planned(allowed, PromptPlan((raw,)), Level.OFF)
-    decision = RouteDecision(pool.name, replica.name, "probe", ())
-    return Pipeline(services).hold(Routed(planned, decision, pool, replica), 1)
+    return Pipeline(services).hold(services.routing.fixed(planned, pool, replica, "probe"), 1)
 
 
 async def _leaves() -> Message:

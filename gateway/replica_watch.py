@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway import pool_probe
+from ctxgate.inference import engine_load
+from ctxgate.inference.client import UpstreamFailed
 from ctxgate.inference.probe import probe
 
 if TYPE_CHECKING:
@@ -68,10 +71,27 @@ class _Watch:
         elif was_up and not record.health.probe_ok:
             log.warning("replica %s is down (%s)", self._name, result.finding.name.lower())
             self._due = record.pool.probe  # it may come back as another engine
+            self._services.kv.down((record.pool.name, record.replica.name))
         if not record.health.probe_ok:
             record.settling_until_us = 0  # a replica that is down is not waited for
-        elif self._due:
+            return
+        if self._due:
             self._examine()
+        if record.pool.load == "metrics":
+            await self._read_load(headers)
+
+    async def _read_load(self, headers: dict[str, str]) -> None:
+        """How much the replica has to do for all its clients; what it does not tell stays unknown."""
+        record = self._record
+        try:
+            status, text = await self._services.client.get(
+                f"{record.replica.url}/metrics", headers, PROBE_TIMEOUT_S
+            )
+        except UpstreamFailed:
+            return
+        if status == HTTPStatus.OK:
+            load = engine_load.of_metrics(text)
+            self._services.fleet.told_load(record.pool.name, record.replica.name, load)
 
     def _examine(self) -> None:
         """Begin to find out what the replica can do, unless that is being done or was done just now."""

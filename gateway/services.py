@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.gateway.apart import Apart
 from ctxgate.gateway.context_savings import Savings
+from ctxgate.gateway.deadlines import Deadlines
 from ctxgate.gateway.fleet import steady_us
 from ctxgate.gateway.identity import Roots
+from ctxgate.gateway.kv_stage import KvStage
 from ctxgate.gateway.misses import Misses
 from ctxgate.gateway.patience import Patience
+from ctxgate.gateway.routing import RoutingStage
 from ctxgate.gateway.tool_refusal import ToolRefusal
 from ctxgate.inference.estimate import TokenRatio
 
@@ -112,16 +115,21 @@ class Services:
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
     patience: Patience = field(default_factory=lambda: Patience(DURABLE_WITHIN_S))
+    deadlines: Deadlines = field(default_factory=Deadlines)
     apart: Apart = field(default_factory=Apart)
     tool_refusal: ToolRefusal = field(default_factory=ToolRefusal)
     misses: Misses = field(init=False)
     context: ContextStage = field(init=False)  # made of these services
     savings: Savings = field(init=False)
+    routing: RoutingStage = field(init=False)
+    kv: KvStage = field(init=False)
     roots: Roots = field(init=False)
 
     def __post_init__(self) -> None:
         self.misses = Misses(self.telemetry.unexplained.inc)
         self.savings = Savings(self)
+        self.routing = RoutingStage(self)
+        self.kv = KvStage(self)
         patterns = {name: team.patterns for name, team in self.config.teams.items()}
         self.roots = Roots(patterns, secrets.randbits(64), self.layout.sections)
 

@@ -19,14 +19,13 @@ from ctxgate.compression.window_errors import read_overflow
 from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Kind, Refused
-from ctxgate.gateway.flow import Identified, Inbound, Planned, Routed, Surface
+from ctxgate.gateway.flow import Identified, Inbound, Planned, Surface
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.gateway.services import noted
 from ctxgate.inference import wire
 from ctxgate.inference.record import Record
 from ctxgate.inference.template_facts import Extension
-from ctxgate.routing.choose import RouteDecision
 
 if TYPE_CHECKING:
     from ctxgate.gateway.edge import Message
@@ -144,12 +143,14 @@ def _held(services: Services, held: Held, pieces: Pieces, output_tokens: int) ->
         received_at_us=services.now_us(),
     )
     allowed = msgspec.structs.replace(
-        before, identified=Identified(inbound, identified.key, identified.task, identified.root)
+        before,
+        identified=Identified(
+            inbound, identified.key, identified.task, identified.root, identified.job_class
+        ),
     )
     pool, replica = held.routed.pool, held.routed.replica
     planned = Planned(allowed, PromptPlan(pieces), Level.OFF, origin=held.routed.planned.turn)
-    routed = Routed(planned, RouteDecision(pool.name, replica.name, PURPOSE, ()), pool, replica)
-    opened = Pipeline(services).hold(routed, 1)
+    opened = Pipeline(services).hold(services.routing.fixed(planned, pool, replica, PURPOSE), 1)
     attempt = msgspec.structs.replace(opened.attempt, purpose=PURPOSE)
     return msgspec.structs.replace(opened, attempt=attempt)
 

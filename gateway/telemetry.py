@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _KINDS: Final = ("uncached", "cached", "output", "reasoning")
+_FOUND: Final = ("prompt", "available", "captured", "delivered")
+_JUDGED: Final = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TIMED_OUT})
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
@@ -66,10 +68,13 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, str], _Place] = {}
+        self._routed: dict[tuple[str, str], Counter] = {}
+        self._found: dict[str, dict[str, Counter]] = {}
         self.registry = CollectorRegistry()
         self._add_attempts(self.registry)
         self._add_context(self.registry)
         self._add_misses(self.registry)
+        self._add_routing(self.registry)
         self._add_state(self.registry)
 
     def _add_attempts(self, r: CollectorRegistry) -> None:
@@ -177,6 +182,68 @@ class Telemetry:
         self.unexplained = Counter(
             "ctxgate_explain_failures", "Prompts whose misses could not be explained.", registry=r
         )
+
+    def _add_routing(self, r: CollectorRegistry) -> None:
+        """Where attempts went, and what came of what was predicted of them."""
+        self.decisions = Counter(
+            "ctxgate_routing_decisions",
+            "Replicas chosen, by pool and the reason.",
+            ["pool", "reason"],
+            registry=r,
+        )
+        self.budgets = Counter(
+            "ctxgate_latency_budgets",
+            "Answers with a latency budget, by whether they kept it.",
+            ["pool", "class", "kept"],
+            registry=r,
+        )
+        self.switches = Counter(
+            "ctxgate_replica_switches",
+            "Conversations that went to another replica than before, by the pool they went to.",
+            ["pool"],
+            registry=r,
+        )
+        self.routing_failures = Counter(
+            "ctxgate_routing_failures",
+            "Replicas chosen by the conversation alone because weighing them failed.",
+            registry=r,
+        )
+        self.prefix_tokens = Counter(
+            "ctxgate_prefix_tokens",
+            "Prompt tokens of the same attempts: all (prompt), expected in the cache of the warmest replica "
+            "(available), in that of the chosen one (captured), and read from it (delivered).",
+            ["model", "kind"],
+            registry=r,
+        )
+
+    def routed(self, pool: str, reason: str) -> None:
+        """Count one choice of a replica."""
+        counter = self._routed.get((pool, reason))
+        if counter is None:
+            counter = self._routed[pool, reason] = self.decisions.labels(pool, reason)
+        counter.inc()
+
+    def placed(self, settled: Settled, total_us: int) -> None:
+        """Compare one settled attempt with what was expected of it when its replica was chosen."""
+        answered = settled.answered
+        routed, attempt = answered.held.routed, answered.held.attempt
+        kept = routed.budget.kept(answered.ttft_us, total_us) if routed.budget.bounds else None
+        if kept is not None and answered.outcome in _JUDGED:
+            word = "yes" if kept and answered.outcome is Outcome.COMPLETED else "no"
+            self.budgets.labels(attempt.pool, attempt.job_class or "", word).inc()
+        usage = answered.usage
+        cached, prompt = usage.cached, usage.prompt
+        if routed.planned.seen is None or cached.certainty is not Certainty.MEASURED or not prompt:
+            return
+        found = self._found.get(attempt.model)
+        if found is None:
+            found = {kind: self.prefix_tokens.labels(attempt.model, kind) for kind in _FOUND}
+            self._found[attempt.model] = found
+        captured = 0 if routed.expected is None else routed.expected.tokens
+        found["prompt"].inc(prompt)
+        found["available"].inc(min(max(routed.available_tokens or 0, captured), prompt))
+        found["captured"].inc(min(captured, prompt))
+        found["delivered"].inc(cached.value or 0)
 
     def _add_state(self, r: CollectorRegistry) -> None:
         """How things stand now."""

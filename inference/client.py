@@ -22,13 +22,18 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import msgspec
+from aiohttp import hdrs
 from aiohttp.client_proto import ResponseHandler
+
+from ctxgate.inference.engine_load import LOAD_HEADER, of_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.connector import Connection
 
+    from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.wire import Pieces
 
 IDLE_CONNECTION_S: Final = 3.5
@@ -82,6 +87,12 @@ class UpstreamResponse:
     def metadata(self) -> bytes:
         """vLLM's `metadata` header, which describes an answer of raw bytes; empty without one."""
         return _header(self._response, "metadata", "")
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """What the engine tells of its load beside the answer, None where it tells nothing."""
+        value = self._response.headers.get(LOAD_HEADER)
+        return None if value is None else of_header(value)
 
     @property
     def is_event_stream(self) -> bool:
@@ -181,6 +192,30 @@ class _Protocol(ResponseHandler):
         return super().is_connected() and not self.should_close
 
 
+class _Request(aiohttp.ClientRequest):
+    """aiohttp's request (3.14), which starts a task for every body on Pythons that cannot run one at once.
+
+    A short body goes out right behind its head instead; the event loop joins the two writes.
+    """
+
+    _short = b""
+
+    def update_body_from_data(self, body: object, _stacklevel: int = 3) -> None:
+        """Take the body, and tell its length."""
+        if type(body) is bytes and not self.chunked:
+            self._short = body
+            self.headers[hdrs.CONTENT_LENGTH] = str(len(body))
+        else:
+            super().update_body_from_data(body, _stacklevel)
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        """Write the request."""
+        response = await super().send(conn)
+        if self._short and conn.transport is not None:  # else the loss of the connection is told
+            conn.transport.write(self._short)
+        return response
+
+
 class _Connector(aiohttp.TCPConnector):
     """Connections that speak `_Protocol`."""
 
@@ -222,6 +257,7 @@ class UpstreamClient:
     def __init__(self, connect_timeout_s: float) -> None:
         self._session = aiohttp.ClientSession(
             connector=_Connector(),
+            request_class=_Request,
             timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

@@ -70,6 +70,7 @@ KNOWN: Final = ENGINE_FIELDS | {
     "prompt_cache_key",
     "reasoning_effort",
     "safety_identifier",
+    "service_tier",
     "stream",
     "stream_options",
     "tools",

@@ -32,6 +32,18 @@ class LatencyBudget(Record, frozen=True):
     prefer: Profile | None = None
     source: str = "none"
 
+    @property
+    def bounds(self) -> bool:
+        """Whether there is any bound."""
+        return self.ttft_us is not None or self.total_us is not None
+
+    def kept(self, ttft_us: int | None, total_us: int) -> bool:
+        """Whether an answer was in time. The first token of one in one piece comes at its end."""
+        first_us = total_us if ttft_us is None else ttft_us
+        return (self.ttft_us is None or first_us <= self.ttft_us) and (
+            self.total_us is None or total_us <= self.total_us
+        )
+
     def left(self, spent_us: int) -> LatencyBudget:
         """What the next attempt gets after so many microseconds; never below zero."""
         return replace(
@@ -45,7 +57,8 @@ class Demand(Record, frozen=True):
     """One attempt to be placed.
 
     `root` names the conversation, `request_id` breaks ties. `output_tokens` is the length expected of the
-    answer. `credit_nano` is what this task may still spend on leaving a warm replica.
+    answer. `credit_nano` is what this task may still spend on leaving a warm replica. `fresh`: nothing of
+    the conversation was sent anywhere yet, so what is cached of the prompt belongs to others as well.
     """
 
     root: bytes
@@ -54,19 +67,22 @@ class Demand(Record, frozen=True):
     output_tokens: int
     budget: LatencyBudget
     credit_nano: int = 0
+    fresh: bool = False
 
 
 class Work(Record, frozen=True):
     """What a replica has to do at the moment of the decision.
 
     Of this gateway's own open attempts: `prefill_tokens` are the uncached tokens of those without a first
-    token, `decoding` counts the others and `context_tokens` sums their lengths. `running`, `waiting` and
-    `kv_usage` (0..1) are the engine's own figures, of all its clients; None where it has not told.
+    token and `prefill_pairs` the sum of new (length - new / 2) over them, `decoding` counts the others and
+    `context_tokens` sums their lengths. `running`, `waiting` and `kv_usage` (0..1) are the engine's own
+    figures, of all its clients; None where it has not told.
     """
 
     prefill_tokens: int = 0
     decoding: int = 0
     context_tokens: int = 0
+    prefill_pairs: int = 0
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
@@ -87,7 +103,8 @@ class ReplicaState(Record, frozen=True):
     """One replica at the moment of the decision. `in_flight` counts this gateway's open attempts.
 
     `hit_tokens` are the tokens of this prompt that its cache should hold, 0 where nothing is known;
-    `kv_tokens` is how many its cache holds in all.
+    `kv_tokens` is how many its cache holds in all, and `live_tokens` those of conversations that went there
+    lately and may go on.
     """
 
     pool: str
@@ -99,6 +116,7 @@ class ReplicaState(Record, frozen=True):
     kv_tokens: int | None = None
     hit_tokens: int = 0
     knowledge: Knowledge = Knowledge.COLD
+    live_tokens: int = 0
 
 
 class Speed(Record, frozen=True):
@@ -124,7 +142,13 @@ class Speed(Record, frozen=True):
 
     def queue_s(self, work: Work) -> float:
         """Seconds until the replica begins with a prompt that comes now: what waits is computed first."""
-        return self.linear_s * work.prefill_tokens
+        return self.linear_s * work.prefill_tokens + self.attention_s * work.prefill_pairs
+
+    def slot_s(self, output: int, length: int, work: Work, in_flight: int) -> float:
+        """Seconds until one of `slots` is free, where so many are in flight and answers have `output` tokens."""
+        if self.slots is None or in_flight < self.slots:
+            return 0.0
+        return (in_flight + 1 - self.slots) / self.slots * output * self.itl_s(length, work)
 
     def ttft_s(self, new: int, length: int, work: Work) -> float:
         """Seconds to the first token of a prompt of `length` with `new` uncached tokens."""

@@ -23,6 +23,7 @@ def deliver(results: Iterable[tuple[Waiting, Result]]) -> None:
             continue
         if isinstance(result, Exception):
             future.set_exception(result)
+            future.exception()  # the ledger logs it, and not every attempt waits to hear of it
         else:
             future.set_result(result)
 

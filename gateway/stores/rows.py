@@ -33,7 +33,14 @@ MISS_COLUMNS: Final = (
 COUNTERFACTUAL_COLUMNS: Final = ("plain_nano", "fixed_nano")
 """What settlements written before version 4 do not have."""
 
-ADDED_COLUMNS: Final[dict[str, Value]] = {"purpose": "answer", "client_tokens": None}
+ROUTING_COLUMNS: Final = ("job_class", "predicted_ttft_us", "fits", "policy")
+"""What opening rows written before version 5 do not have."""
+
+ADDED_COLUMNS: Final[dict[str, Value]] = {
+    "purpose": "answer",
+    "client_tokens": None,
+    **dict.fromkeys(ROUTING_COLUMNS),
+}
 """What opening rows written before version 4 do not have, and what they stand for."""
 
 SETTLED_COLUMNS: Final = (
@@ -127,6 +134,8 @@ def opened_from_values(values: Sequence[Value]) -> AttemptOpened:
     """Read the values of OPENED_COLUMNS."""
     columns = dict(zip(OPENED_COLUMNS, values, strict=True))
     columns["stream"] = bool(columns["stream"])
+    fits = columns["fits"]
+    columns["fits"] = None if fits is None else bool(fits)
     return AttemptOpened(**columns)  # type: ignore[arg-type]  # the STRICT table fixes each column's type
 
 

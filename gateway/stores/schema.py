@@ -94,6 +94,13 @@ _PURPOSE: Final = (
     "fixed_nano INTEGER",
 )
 
+_ROUTING: Final = (
+    "job_class TEXT",
+    "predicted_ttft_us INTEGER CHECK (predicted_ttft_us IS NULL OR predicted_ttft_us >= 0)",
+    "fits INTEGER CHECK (fits IS NULL OR fits IN (0, 1))",
+    "policy TEXT",
+)
+
 # One original may be used by several tasks and conversations; `seq` is the order in which they came.
 _ARCHIVE: Final = (
     """
@@ -135,6 +142,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX forms_seen ON forms (seen_us)",
     ),
     (*(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _PURPOSE), *_ARCHIVE),
+    (*(f"ALTER TABLE attempts ADD COLUMN {column}" for column in _ROUTING),),
 )
 """Statements that lead from version N (their index) to N + 1. Never edited, only appended to."""
 

@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 GATHER_FROM: Final = 8  # open attempts
 GATHER_S: Final = 0.002
+GATHER_LONGER_FROM: Final = 24
+GATHER_LONGER_S: Final = 0.005
 MAX_BATCH: Final = 1_000  # operations per transaction; bounds how long others wait for the write lock
 MAX_KEPT: Final = 10_000  # settlements kept in memory while the store refuses them
 MAX_REFUSED: Final = 65_536  # refused openings kept for a settlement that may still come
@@ -114,7 +116,8 @@ class Writer:
         """Hand an operation over: at once to an idle writer, else with what else comes meanwhile.
 
         Waking the thread costs more than writing a row, and more than that beside a busy event loop. While
-        many attempts are open, operations are therefore gathered for a moment, which none of them notices.
+        many attempts are open, operations are therefore gathered for a moment, which none of them notices:
+        an answer that takes seconds waits for its last bytes as long as its engine takes for one token.
         """
         idle = not self.pending
         self._queued += 1
@@ -125,7 +128,8 @@ class Writer:
         if not self._staged:
             loop = operation.future.get_loop()
             if many:
-                loop.call_later(GATHER_S, self._hand_over)
+                longer = self._open_attempts >= GATHER_LONGER_FROM
+                loop.call_later(GATHER_LONGER_S if longer else GATHER_S, self._hand_over)
             else:
                 loop.call_soon(self._hand_over)
         self._staged.append(operation)

@@ -67,6 +67,7 @@ class GatewayConfig:
     context: str | Mapping[str, object] = "off"
     isolation: str = "team"
     probe: bool = False  # its calls are rows of the ledger too
+    events: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by replica
 
     @property
     def ledger(self) -> Path:
@@ -76,7 +77,7 @@ class GatewayConfig:
         """Write the file; JSON, which is YAML as well."""
         pools = {
             name: {
-                "replicas": [{"name": f"{name}-{i}", "url": url} for i, url in enumerate(urls)],
+                "replicas": [self._replica(f"{name}-{i}", url) for i, url in enumerate(urls)],
                 "rates": {"effective": "2026-01-01"}
                 | {f"usd_per_million_{kind}": float(usd) for kind, usd in USD_PER_MILLION[name].items()},
                 "cache_isolation": self.isolation,
@@ -108,6 +109,10 @@ class GatewayConfig:
         path = self.folder / "ctxgate.yaml"
         path.write_text(json.dumps(document, indent=1))
         return path
+
+    def _replica(self, name: str, url: str) -> dict[str, object]:
+        told = {"kv_events": dict(self.events[name])} if name in self.events else {}
+        return {"name": name, "url": url} | told
 
 
 def sha256(secret: str) -> str:

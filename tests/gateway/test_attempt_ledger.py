@@ -9,6 +9,7 @@ import pytest
 
 from ctxgate.gateway.ledger import LedgerUnavailable, Outcome
 from ctxgate.gateway.patience import Patience
+from ctxgate.gateway.stores.results import deliver
 from support.gateway import HELLO, STREAM, bearer, until
 from support.upstream import by_hand
 
@@ -47,7 +48,7 @@ async def test_a_store_that_refuses_the_opening_now_does_not_throw_the_answer_aw
 ) -> None:
     ledger = Held(gateway)
     ledger.opening = asyncio.get_running_loop().create_future()
-    ledger.opening.set_exception(LedgerUnavailable("disk full"))
+    deliver([(ledger.opening, LedgerUnavailable("disk full"))])
     answer = await gateway.post(HELLO | {"stream": stream})
     assert answer.status == 200
     (row,) = ledger.settled  # with its opening kept by the ledger, which writes both when it can
@@ -139,9 +140,9 @@ async def test_a_store_and_an_upstream_that_both_fail_leave_no_exception_behind(
     await upstream.stop()
     ledger = Held(gateway)
     ledger.opening = asyncio.get_running_loop().create_future()
-    ledger.opening.set_exception(LedgerUnavailable("disk full"))
+    deliver([(ledger.opening, LedgerUnavailable("disk full"))])
     ledger.settling = asyncio.get_running_loop().create_future()
-    ledger.settling.set_exception(LedgerUnavailable("disk full"))
+    deliver([(ledger.settling, LedgerUnavailable("disk full"))])
     answer = await gateway.post(HELLO)
     assert answer.status in (502, 503)
     ledger.opening = ledger.settling = None  # dropped, as the ledger does; the fixture sees what is left

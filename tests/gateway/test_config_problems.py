@@ -30,7 +30,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
         "c.yaml:7:12: pools.fast.abort: must be true or false, without quotes; "
         "the words yes, no, on and off of YAML 1.1 are not accepted",
         "c.yaml:8:5: pools.fast.retry: is not a known field; known are replicas, rates, api_key_env, abort, "
-        "continuous_usage, usage_convention, cache_isolation, probe",
+        "continuous_usage, usage_convention, cache_isolation, probe, load",
         "c.yaml:13:18: models.tiny.pools[0]: there is no pool standrad; did you mean standard?",
         "c.yaml:18:29: keys[0].team: there is no team reserch; did you mean research?",
         "c.yaml:19:1: lisen: is not a known field; did you mean listen?",
@@ -301,12 +301,10 @@ def test_what_works_but_is_hardly_meant_is_a_warning() -> None:
     assert read_text(VALID).warnings == ()
 
 
-def test_more_than_one_pool_of_a_model_is_a_warning() -> None:
-    (warning,) = read_text(edited("[standard]", "[standard, fast]")).warnings
-    assert str(warning) == (
-        "c.yaml:11:10: models.tiny.pools: lists more than one pool: requests go to the first; "
-        "the others are not used yet"
-    )
+def test_a_model_may_have_several_pools_in_the_order_of_the_file() -> None:
+    loaded = read_text(edited("[standard]", "[standard, fast]"))
+    assert loaded.config.models["tiny"].pools == ("standard", "fast")
+    assert loaded.warnings == ()
 
 
 @pytest.mark.parametrize("word", ["yes", "no", "on", "Off"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ctxgate.gateway import pipeline
+from ctxgate.gateway import routing
 from ctxgate.routing.choose import RouteDecision
 from support.gateway import BETA, MODEL, bearer
 from support.missing import LONG, answers, booked, send, told, turn
@@ -105,7 +105,7 @@ async def test_a_first_request_misses_nothing_where_no_version_of_its_head_was(
     gateway = await start_gateway(upstream, other_upstream)
     chosen = iter(("standard-0", "standard-1", "standard-0"))
     monkeypatch.setattr(
-        pipeline, "choose", lambda *_: RouteDecision("standard", next(chosen), "scripted", ())
+        routing, "choose", lambda *_, **__: RouteDecision("standard", next(chosen), "scripted", ())
     )
     clock = "It is 2026-11-30T09:{:02}:00Z. " + LONG
     await send(gateway, upstream, agent(0, clock.format(0)), 600, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ctxgate.gateway import misses as misses_module
-from ctxgate.gateway import pipeline
+from ctxgate.gateway import routing
 from ctxgate.gateway.miss import Miss, MissCause
 from ctxgate.inference.template_facts import Extension, Findings, TemplateFacts, Turns
 from ctxgate.routing.choose import RouteDecision
@@ -21,7 +21,7 @@ from support.missing import LONG, answers, booked, send, told, turn
 from support.twin import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from support.gateway import Gateway
     from support.upstream import Upstream
@@ -148,10 +148,10 @@ async def test_routing_b15_a_conversation_that_moved_is_told_where_it_was_warm(
     gateway = await start_gateway(upstream, other_upstream)
     chosen = iter(("standard-0", "standard-1", "standard-1"))
 
-    def choose(_root: bytes, _snapshot: Sequence[object], _tried: Sequence[str]) -> RouteDecision:
+    def choose(*_: object, **__: object) -> RouteDecision:
         return RouteDecision("standard", next(chosen), "scripted", ())
 
-    monkeypatch.setattr(pipeline, "choose", choose)
+    monkeypatch.setattr(routing, "choose", choose)
     await send(gateway, upstream, turn(0), 3_000, 0)
     await send(gateway, other_upstream, turn(1, stream=True), 3_100, 0)
     answer = await send(gateway, other_upstream, turn(2), 3_200, 3_088)

@@ -85,7 +85,12 @@ def test_make_run_starts_the_demo_and_once_stops_it_after_the_table() -> None:
 
 def test_make_unit_is_make_test_without_servers_and_processes() -> None:
     assert (
-        make_prints("unit").rstrip().endswith('-m pytest --ignore tests/e2e -m "not e2e and not integration"')
+        make_prints("unit")
+        .rstrip()
+        .endswith(
+            "-m pytest --ignore tests/e2e --ignore tests/contract --ignore tests/property"
+            ' -m "not e2e and not integration"'
+        )
     )
     assert make_prints("test").rstrip().endswith("-m pytest")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxgate.routing.choose import choose, rendezvous_score
+from ctxgate.routing.choose import rendezvous, rendezvous_score
 from ctxgate.routing.snapshot import ReplicaState
 
 ROOTS = st.binary(min_size=1, max_size=64)
@@ -26,9 +26,9 @@ def fleet(*names: str, unhealthy: tuple[str, ...] = ()) -> list[ReplicaState]:
 def test_losing_a_replica_moves_only_its_own_conversations(
     root: bytes, names: list[str], data: st.DataObject
 ) -> None:
-    before = choose(root, fleet(*names))
+    before = rendezvous(root, fleet(*names))
     lost = data.draw(st.sampled_from(names))
-    after = choose(root, fleet(*(name for name in names if name != lost)))
+    after = rendezvous(root, fleet(*(name for name in names if name != lost)))
     assert before is not None
     if before.replica != lost:
         assert after is not None
@@ -44,7 +44,7 @@ def test_the_order_of_the_snapshot_and_the_load_do_not_matter(
 ) -> None:
     shuffled = data.draw(st.permutations(names))
     loaded = [ReplicaState("p", name, True, data.draw(st.integers(0, 99))) for name in shuffled]
-    one, other = choose(root, fleet(*names)), choose(root, loaded)
+    one, other = rendezvous(root, fleet(*names)), rendezvous(root, loaded)
     assert one is not None
     assert other is not None
     assert one.replica == other.replica
@@ -57,7 +57,7 @@ def test_every_replica_is_tried_once_and_healthy_ones_first(
     unhealthy = tuple(data.draw(st.lists(st.sampled_from(names), unique=True)))
     snapshot = fleet(*names, unhealthy=unhealthy)
     tried: list[str] = []
-    while (decision := choose(root, snapshot, tried)) is not None:
+    while (decision := rendezvous(root, snapshot, tried)) is not None:
         assert len(decision.candidates) == len(names)
         tried.append(decision.replica)
     assert sorted(tried) == sorted(names)
@@ -81,7 +81,7 @@ def test_routing_e4_the_conversations_of_a_lost_replica_spread_over_the_others()
 
 
 def _chosen(root: bytes, snapshot: list[ReplicaState]) -> str:
-    decision = choose(root, snapshot)
+    decision = rendezvous(root, snapshot)
     assert decision is not None
     return decision.replica
 
@@ -111,11 +111,11 @@ def test_pool_and_replica_are_kept_apart_in_the_score() -> None:
 
 @pytest.mark.parametrize("snapshot", [[], fleet("a")])
 def test_nothing_left_is_no_decision(snapshot: list[ReplicaState]) -> None:
-    assert choose(b"r", snapshot, ["a"]) is None
+    assert rendezvous(b"r", snapshot, ["a"]) is None
 
 
 def test_the_reasons_of_the_losers_are_told() -> None:
-    decision = choose(b"r", fleet("a", "b", "c", unhealthy=("b",)), ["c"])
+    decision = rendezvous(b"r", fleet("a", "b", "c", unhealthy=("b",)), ["c"])
     assert decision is not None
     assert (decision.replica, decision.policy, decision.pool) == ("a", "rendezvous", "p")
     assert [(one.replica, one.excluded) for one in decision.candidates] == [

@@ -35,7 +35,7 @@ RATES_DAY: Final = date(2026, 1, 1)
 # 1000, 100 and 2000 nano-dollars per uncached, cached and output token.
 RATES: Final = Rates(uncached=10**9, cached=10**8, output=2 * 10**9, written=10**9, effective=RATES_DAY)
 MODEL: Final = "m"
-PLAIN: Final[Mapping[str, Any]] = {"cache_isolation": "none", "probe": False}
+PLAIN: Final[Mapping[str, Any]] = {"cache_isolation": "none", "probe": False, "load": "off"}
 """Fields of a pool: what clients send arrives byte for byte, and nothing else does."""
 
 HELLO: Final = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}

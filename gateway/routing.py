@@ -1,0 +1,290 @@
+"""Where each attempt goes: what is asked, a snapshot of all replicas that may serve it, and the choice.
+
+    Planned ──> Demand       tokens of the prompt and of the answer, what is left of the latency budget
+            ──> snapshot     every replica of the model's pools: health, load, expected hit
+            ──> PoolTerms    prices of the day, predicted speed
+            ──> routing.choose ──> Routed
+
+Beside that it keeps what each conversation may still spend on leaving its warm replica, and the latest
+decisions with all their candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import date
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from ctxgate.gateway.context_terms import asked_output
+from ctxgate.gateway.decisions import Decisions
+from ctxgate.gateway.flow import Routed, Surface
+from ctxgate.inference.estimate import estimate_prompt_tokens
+from ctxgate.inference.rates import TOKENS_PER_RATE, rates_at
+from ctxgate.routing.candidates import TRIED, Candidate, RouteDecision, predict
+from ctxgate.routing.choose import choose, rendezvous
+from ctxgate.routing.conversations import Conversations
+from ctxgate.routing.snapshot import Demand, PoolTerms
+from ctxgate.routing.tiers import ServiceTier, tier_used
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ctxgate.gateway.config import Pool, Replica
+    from ctxgate.gateway.edge import Headers
+    from ctxgate.gateway.fleet import Taken
+    from ctxgate.gateway.flow import Held, Identified, Planned, Settled
+    from ctxgate.gateway.services import Services
+    from ctxgate.routing.prefix_index import Expected, Place
+    from ctxgate.routing.snapshot import LatencyBudget, ReplicaState, Speed
+
+log = logging.getLogger(__name__)
+ONLY: Final = "only"  # the reason where there is nothing to choose from
+UNKNOWN_OUTPUT: Final = 256  # tokens of an answer of which nothing is known
+_DAY_US: Final = 86_400_000_000
+_TIERS: Final = frozenset(tier.value for tier in ServiceTier)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+
+
+class RoutingStage:
+    """Chooses replicas. Belongs to one event loop.
+
+    `speed_of` tells how fast a pool's replicas are, None while that is unknown; `output_tokens` the length
+    to expect of a request's answer, in tokens.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self.speed_of: Callable[[Pool], Speed | None] = _unknown
+        self.output_tokens: Callable[[Identified], int] = _usual_output
+        self._services = services
+        self._turns = count()
+        self.conversations = Conversations()
+        self.decisions = Decisions()
+
+    # ---- what is known -------------------------------------------------------------------------------
+
+    def prompt_tokens(self, planned: Planned) -> int:
+        """The outgoing prompt's length in tokens, estimated."""
+        if planned.turn is not None:
+            return planned.turn.estimate.tokens
+        model = planned.allowed.identified.inbound.model
+        ratio = self._services.prompt_ratios.of(model)
+        return estimate_prompt_tokens(planned.plan.size, ratio).value or 0
+
+    def terms(self, pools: Sequence[Pool], prompt_tokens: int) -> dict[str, PoolTerms]:
+        """The pools as the router weighs them, for a prompt of so many tokens on this day (UTC)."""
+        day = date.fromordinal(_EPOCH + self._services.now_us() // _DAY_US)
+        return {
+            pool.name: PoolTerms(
+                pool.name,
+                order,
+                pool.profile,
+                rates_at(pool.rates, day, prompt_tokens),
+                self.speed_of(pool),
+            )
+            for order, pool in enumerate(pools)
+        }
+
+    def _expected(self, planned: Planned, pools: Sequence[Pool]) -> dict[Place, Expected]:
+        """What each replica should find of the prompt in its cache; those without any knowledge left out."""
+        seen = planned.seen
+        if seen is None:
+            return {}
+        misses, found = self._services.misses, {}
+        for pool in pools:
+            for replica in pool.replicas:
+                place = (pool.name, replica.name)
+                expected = misses.index.expected(place, seen.sent.chain)
+                if expected is not None:
+                    found[place] = expected
+        if seen.before is not None and seen.before.place in found:  # where other bytes may be the same prompt
+            better = misses.expect(seen, seen.before.place)
+            if better is not None:
+                found[seen.before.place] = better
+        return found
+
+    # ---- the choice ----------------------------------------------------------------------------------
+
+    def route(self, planned: Planned, tried: Collection[Place] = (), spent_us: int = 0) -> Routed | None:
+        """A replica that was not tried, or None when there is none left.
+
+        `spent_us`: microseconds since the request's arrival.
+        """
+        allowed = planned.allowed
+        budget = allowed.identified.budget.left(spent_us) if spent_us else allowed.identified.budget
+        pools = allowed.pools
+        if len(pools) == 1 and len(pools[0].replicas) == 1:
+            return None if tried else self._only(planned, pools[0], budget)
+        prompt = self.prompt_tokens(planned)
+        expected = self._expected(planned, pools)
+        terms = self.terms(pools, prompt)
+        demand = self._demand(planned, prompt, budget)
+        told = self._services.kv.hits(planned.seen, pools)
+        hits = {place: one.tokens for place, one in expected.items()} | told
+        fleet = self._services.fleet
+        snapshot = fleet.snapshot(pools, hits, told, self.conversations.live_tokens(fleet.clock()))
+        decision = self._decided(demand, snapshot, terms, tried, allowed.model.routing)
+        if decision is None:
+            return None
+        pool = next(pool for pool in pools if pool.name == decision.pool)
+        replica = next(replica for replica in pool.replicas if replica.name == decision.replica)
+        available = max(hits.values(), default=None)
+        place = (pool.name, replica.name)
+        there = self._services.misses.expect(planned.seen, place)
+        routed = Routed(planned, decision, pool, replica, prompt, there, available, budget, told.get(place))
+        self._note(routed, terms)
+        return routed
+
+    def fixed(self, planned: Planned, pool: Pool, replica: Replica, policy: str) -> Routed:
+        """A call of the gateway's own, whose place is given."""
+        place = (pool.name, replica.name)
+        expected = self._services.misses.expect(planned.seen, place)
+        routed = Routed(
+            planned,
+            RouteDecision(pool.name, replica.name, policy, ()),
+            pool,
+            replica,
+            self.prompt_tokens(planned),
+            expected,
+            told_tokens=self._services.kv.hits(planned.seen, (pool,)).get(place),
+        )
+        return replace(routed, available_tokens=routed.hit_tokens)
+
+    def _only(self, planned: Planned, pool: Pool, budget: LatencyBudget) -> Routed:
+        """The one replica there is: nothing is weighed. Its time is predicted where its speed is known."""
+        (replica,) = pool.replicas
+        routed = self.fixed(planned, pool, replica, planned.allowed.model.routing)
+        fits: bool | None = None
+        candidates: tuple[Candidate, ...] = ()
+        if self.speed_of(pool) is not None:
+            hits = {} if routed.hit_tokens is None else {(pool.name, replica.name): routed.hit_tokens}
+            snapshot = self._services.fleet.snapshot((pool,), hits)
+            demand = self._demand(planned, routed.prompt_tokens, budget)
+            (one,) = predict(demand, snapshot, self.terms((pool,), routed.prompt_tokens))
+            fits, candidates = one.fits, (one.candidate(0.0),)
+        decision = RouteDecision(pool.name, replica.name, routed.decision.policy, candidates, fits, ONLY)
+        routed = replace(routed, decision=decision, budget=budget)
+        self.decisions.keep(routed)
+        self._services.telemetry.routed(pool.name, ONLY)
+        return routed
+
+    def _demand(self, planned: Planned, prompt: int, budget: LatencyBudget) -> Demand:
+        identified = planned.allowed.identified
+        standing = self.conversations.of(_conversation(identified))
+        return Demand(
+            identified.root,
+            identified.inbound.request_id,
+            prompt,
+            self.output_tokens(identified),
+            budget,
+            0 if standing is None else standing.credit_nano,
+        )
+
+    def _decided(
+        self,
+        demand: Demand,
+        snapshot: Sequence[ReplicaState],
+        terms: Mapping[str, PoolTerms],
+        tried: Collection[Place],
+        policy: str,
+    ) -> RouteDecision | None:
+        """The choice among those that were not tried; names of replicas are unique within a pool only."""
+        left = [state for state in snapshot if (state.pool, state.name) not in tried] if tried else snapshot
+        try:
+            decision = choose(demand, left, terms, (), policy, turn=next(self._turns))
+        except Exception as error:  # noqa: BLE001 - no defect in choosing may fail a request
+            log.error("cannot weigh the replicas of a request: %s", type(error).__name__)
+            self._services.telemetry.routing_failures.inc()
+            decision = rendezvous(demand.root, left)
+        if decision is None or not tried:
+            return decision
+        out = (
+            Candidate(state.pool, state.name, 0.0, TRIED, state.hit_tokens)
+            for state in snapshot
+            if (state.pool, state.name) in tried
+        )
+        return replace(decision, candidates=(*decision.candidates, *out))
+
+    def _note(self, routed: Routed, terms: Mapping[str, PoolTerms]) -> None:
+        """Keep the decision, and what it means for the conversation's allowance."""
+        chosen, rates = routed.chosen, terms[routed.pool.name].rates
+        open_ones = [one for one in routed.decision.candidates if one.excluded is None]
+        paid = saved = 0
+        if chosen is not None and rates is not None:
+            saved = chosen.hit_tokens * max(rates.uncached - rates.cached, 0) // TOKENS_PER_RATE
+            warmest = max(open_ones, key=lambda one: one.hit_tokens, default=chosen)
+            if warmest.hit_tokens > chosen.hit_tokens and chosen.cost_nano and warmest.cost_nano is not None:
+                paid = max(chosen.cost_nano - warmest.cost_nano, 0)
+        conversation = _conversation(routed.planned.allowed.identified)
+        place = (routed.pool.name, routed.replica.name)
+        telemetry = self._services.telemetry
+        now_us = self._services.fleet.clock()
+        if self.conversations.went(
+            conversation, place, now_us, tokens=routed.prompt_tokens, saved_nano=saved, paid_nano=paid
+        ):
+            telemetry.switches.labels(routed.pool.name).inc()
+        telemetry.routed(routed.pool.name, routed.decision.reason)
+        self.decisions.keep(routed)
+
+    def counted(self, held: Held) -> Taken:
+        """The load of an attempt, counted at its replica for as long as the block runs.
+
+        An answer in one piece shows no first token: it is taken for begun when that was predicted.
+        """
+        routed, attempt = held.routed, held.attempt
+        length, chosen = routed.prompt_tokens, routed.chosen
+        hit = routed.hit_tokens or 0
+        after_s = None
+        if not attempt.stream and chosen is not None and attempt.surface != Surface.EMBEDDINGS:
+            after_s = chosen.ttft_s
+        return self._services.fleet.taken(
+            attempt.pool, attempt.replica, new=max(length - hit, 0), length=length, decodes_after_s=after_s
+        )
+
+    # ---- what came of it -----------------------------------------------------------------------------
+
+    def settled(self, settled: Settled, total_us: int) -> None:
+        """Compare an attempt with what was predicted of it. Never raises."""
+        try:
+            self._services.telemetry.placed(settled, total_us)
+            self.decisions.settled(settled, total_us)
+        except Exception as error:  # noqa: BLE001 - no defect in comparing may leave an attempt unbooked
+            log.error("cannot compare an attempt with its prediction: %s", type(error).__name__)
+
+
+def _unknown(_pool: Pool) -> None:
+    """No pool's speed is known."""
+
+
+def _usual_output(identified: Identified) -> int:
+    """Not above what the request allows."""
+    asked = asked_output(identified.inbound.body)
+    return UNKNOWN_OUTPUT if asked is None else min(asked, UNKNOWN_OUTPUT)
+
+
+def predicted(held: Held) -> Headers:
+    """What the client is told of the choice: the tier, the predicted time, whether its budget is kept."""
+    routed, row = held.routed, held.attempt
+    headers: Headers = []
+    if routed.pool.profile is not None:
+        headers.append((b"x-ctxgate-tier", routed.pool.profile.encode()))
+    if row.predicted_ttft_us is not None:
+        headers.append((b"x-ctxgate-predicted-ttft-ms", b"%d" % -(-row.predicted_ttft_us // 1000)))
+    if row.fits is not None:
+        headers.append((b"x-ctxgate-fits", b"true" if row.fits else b"false"))
+    return headers
+
+
+def tier_told(held: Held) -> str:
+    """The service tier that an answer reports, empty where its client named none that is meant here."""
+    asked = held.routed.planned.allowed.identified.service_tier
+    if asked not in _TIERS:
+        return ""
+    return tier_used(held.routed.pool.profile, asked)
+
+
+def _conversation(identified: Identified) -> tuple[str, str, bytes]:
+    """What names a conversation: no other key's has the same name."""
+    return identified.key.key_id, identified.task.name, identified.root

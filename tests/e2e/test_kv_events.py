@@ -1,0 +1,274 @@
+"""Cache events of a real engine: what they say, and that the gateway predicts hits by them to the token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import pytest
+
+from ctxgate.inference.kv_events import Removed, Stored
+from ctxgate.inference.kv_subscriber import Endpoints, Subscriber
+from e2e.engine import BLOCK_SIZE, SERVED_NAME, Spec, WINDOW, free_port, running
+from e2e.gateway_process import SECRET, GatewayConfig, serving, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ctxgate.gateway.ledger import Attempt
+    from ctxgate.inference.kv_events import Batch
+    from e2e.engine import Engine
+
+pytestmark = pytest.mark.e2e
+
+BLOCKS: Final = 300
+"""Of 32 tokens: fourteen conversations of up to 1,200 tokens need more than there are."""
+
+REQUESTS: Final = 400
+CONVERSATIONS: Final = 14
+WORDS: Final = (
+    "block cache chunk def error ledger prefix price queue replica retry return stream token".split()
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Ports of an engine's events."""
+
+    events: int = field(default_factory=free_port)
+    replay: int = field(default_factory=free_port)
+
+    def flags(self, *, host: str = "*") -> tuple[str, ...]:
+        settings = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://{host}:{self.events}",
+            "replay_endpoint": f"tcp://*:{self.replay}",
+        }
+        blocks = ("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "8192")
+        return (*WINDOW, *blocks, "--kv-events-config", json.dumps(settings))
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return Endpoints(f"tcp://127.0.0.1:{self.events}", f"tcp://127.0.0.1:{self.replay}")
+
+    def config(self) -> dict[str, str]:
+        return {
+            "endpoint": f"tcp://127.0.0.1:{self.events}",
+            "replay_endpoint": f"tcp://127.0.0.1:{self.replay}",
+        }
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def engine(vllm_python: Path, tmp_path: Path, stream: Stream) -> Iterator[Engine]:
+    with running(vllm_python, tmp_path, Spec("small", stream.flags(), core=1)) as (engine,):
+        yield engine
+
+
+class Heard:
+    """A follower that keeps all it is told."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.batches: list[Batch] = []
+        self.lost_ones: list[str] = []
+        self.news = asyncio.Event()
+
+    def begin(self, first: int) -> None:
+        self.begun.append(first)
+        self.news.set()
+
+    def apply(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self.news.set()
+
+    def lost(self, problem: str) -> None:
+        self.lost_ones.append(problem)
+        self.news.set()
+
+    def quiet(self) -> None:
+        pass
+
+    async def until(self, condition: Any) -> None:
+        """Wait for news until a condition holds."""
+        async with asyncio.timeout(60):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    def stored(self, session: str) -> int:
+        """Blocks that a session stored."""
+        events = (event for batch in self.batches for event in batch.events)
+        return sum(len(one.hashes) for one in events if isinstance(one, Stored) and one.session == session)
+
+
+def prose(source: random.Random, words: int) -> str:
+    return " ".join(source.choices(WORDS, k=words))
+
+
+async def ask(
+    url: str, messages: Sequence[object], headers: dict[str, str], tokens: int = 1
+) -> dict[str, Any]:
+    """A chat call; its usage."""
+    body = {"model": SERVED_NAME, "messages": messages, "max_tokens": tokens, "temperature": 0}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        usage: dict[str, Any] = (await answer.json())["usage"]
+        return usage
+
+
+async def test_real_events_are_decoded_and_told_again_from_the_start_and_a_restart_is_noticed(
+    vllm_python: Path, tmp_path: Path, stream: Stream
+) -> None:
+    source = random.Random(1)
+    heard, late = Heard(), Heard()
+    tasks = [asyncio.create_task(Subscriber(stream.endpoints, heard).run())]
+    try:
+        with running(vllm_python, tmp_path, Spec("one", stream.flags(), core=1)) as (engine,):
+            usage = await ask(
+                engine.url, [{"role": "user", "content": prose(source, 300)}], {"x-session-id": "A"}
+            )
+            assert usage["prompt_tokens"] > 4 * BLOCK_SIZE
+            await heard.until(lambda: heard.stored("A") == usage["prompt_tokens"] // BLOCK_SIZE)
+            for number in range(60):  # more than 300 blocks: some of A's have to go
+                long = [{"role": "user", "content": f"{number} {prose(source, 300)}"}]
+                await ask(engine.url, long, {"x-session-id": f"B{number}"})
+            await heard.until(lambda: heard.stored("B59") > 0)
+            events = [event for batch in heard.batches for event in batch.events]
+            assert any(isinstance(event, Removed) for event in events)
+            assert sum(batch.unknown for batch in heard.batches) == 0
+            stored = [event for event in events if isinstance(event, Stored)]
+            assert {event.block for event in stored} == {BLOCK_SIZE}
+            assert {event.tier for event in stored} == {"GPU"}
+            # One that comes late hears the same, from the engine's first message on.
+            tasks.append(asyncio.create_task(Subscriber(stream.endpoints, late).run()))
+            await late.until(lambda: len(late.batches) >= len(heard.batches))
+            assert late.batches == heard.batches
+            assert late.begun == [0]
+        before = len(heard.begun)
+        with running(vllm_python, tmp_path, Spec("two", stream.flags(), core=1)) as (engine,):
+            await ask(engine.url, [{"role": "user", "content": prose(source, 300)}], {"x-session-id": "C"})
+            await heard.until(lambda: heard.stored("C") > 0)
+        assert heard.begun[before:] == [0]
+        assert len([batch for batch in heard.batches if batch.events]) > 60
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class Conversation:
+    """One agent's talk: it grows, and its answers are made up."""
+
+    messages: list[dict[str, str]]
+    turns: int = 0
+
+
+class Agents:
+    """Many conversations, taken up in a seeded order; some end, some fork, new ones begin."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+        self.heads = [prose(self.source, 120) for _ in range(3)]
+        self.open: list[Conversation] = []
+
+    def next(self) -> Conversation:
+        source = self.source
+        self.open = [one for one in self.open if len(str(one.messages)) < 7000]
+        if len(self.open) < CONVERSATIONS:
+            head = {"role": "system", "content": source.choice(self.heads)}
+            self.open.append(Conversation([head, self.said()]))
+            return self.open[-1]
+        one = source.choice(self.open)
+        if source.random() < 0.05:  # a fork, which goes on otherwise than the first one will
+            one = Conversation([*one.messages])
+            self.open.append(one)
+        return one
+
+    def said(self) -> dict[str, str]:
+        return {"role": "user", "content": prose(self.source, self.source.randint(5, 60))}
+
+    def answered(self, one: Conversation) -> None:
+        one.turns += 1
+        answer = {"role": "assistant", "content": prose(self.source, self.source.randint(3, 50))}
+        one.messages = [*one.messages, answer, self.said()]
+
+
+def told(row: Attempt) -> tuple[int | None, int]:
+    """What was predicted of a row, and what the engine found."""
+    cached = row.settled.usage.cached.value
+    assert cached is not None
+    return row.opened.predicted_cached_tokens, cached
+
+
+async def play(url: str, at_once: int) -> None:
+    """Conversations through the gateway, so many requests at a time, each one's turns in order."""
+    agents, left = Agents(7), REQUESTS
+    busy: set[int] = set()
+
+    async def agent() -> None:
+        nonlocal left
+        while left > 0:
+            one = agents.next()
+            if id(one) in busy:
+                await asyncio.sleep(0)
+                continue
+            left -= 1
+            busy.add(id(one))
+            headers = {"authorization": f"Bearer {SECRET}"}
+            await ask(url, one.messages, headers, agents.source.choice((1, 8, 40)))
+            agents.answered(one)
+            busy.discard(id(one))
+
+    await asyncio.gather(*(agent() for _ in range(at_once)))
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+async def test_under_eviction_what_events_foretell_is_what_the_engine_finds(
+    engine: Engine, stream: Stream, tmp_path: Path, at_once: int
+) -> None:
+    config = GatewayConfig(tmp_path, {"standard": [engine.url]}, events={"standard-0": stream.config()})
+    with serving(config) as gateway:
+        await play(gateway.url, at_once)
+        until(gateway.idle, 30, "the gateway is idle")
+        exposition = gateway.exposition()
+        rows = gateway.rows()
+    assert len(rows) == REQUESTS
+    judged = [told(row) for row in rows]
+    seen = Counter("equal" if one == two else "untold" if one is None else "other" for one, two in judged)
+    known = [(one, two) for one, two in judged if one is not None]
+    by_events = predictions(exposition)
+    evicted = int(
+        engine.metric("vllm:prefix_cache_queries_total") - engine.metric("vllm:prefix_cache_hits_total")
+    )
+    total = (sum(one for one, _ in known), sum(two for _, two in known))
+    print(f"at_once={at_once} {dict(seen)} by events {by_events} tokens {total} computed {evicted}")
+    assert evicted > 3 * BLOCKS * BLOCK_SIZE  # the cache was filled several times over
+    share = by_events["right"] / (by_events["right"] + by_events["wrong"])
+    assert by_events["right"] + by_events["wrong"] > 0.9 * REQUESTS
+    assert share >= (0.99 if at_once == 1 else 0.95), by_events
+    assert seen["equal"] / REQUESTS >= (0.98 if at_once == 1 else 0.93), seen
+
+
+def predictions(exposition: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for line in exposition.splitlines():
+        if line.startswith("ctxgate_kv_predictions_total{"):
+            outcome = "right" if 'outcome="right"' in line else "wrong"
+            found[outcome] += int(float(line.rsplit(" ", 1)[1]))
+    return found
