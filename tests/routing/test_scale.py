@@ -31,7 +31,7 @@ def test_tighter_budgets_want_more_replicas() -> None:
     def late(replicas: int, slack: float) -> float:
         return 3 / replicas * exp(-slack * (1 - 3 / replicas) / 0.5)
 
-    assert late(7, 1.0) > 0.1 >= late(8, 1.0)
+    assert late(8, 1.0) > 0.1 >= late(9, 1.0)
     for slack in (0.2, 1.0, 5.0):
         first = next(n for n in range(4, 100) if late(n, slack) <= 0.1)
         assert wanted(load, [slack], SPEED) == first
