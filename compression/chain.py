@@ -22,12 +22,13 @@ import xxhash
 from ctxgate.compression.recent import Recent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ctxgate.compression.dialects.chat import Facts
 
 HASH_BYTES: Final = 32
 REMEMBERED_HASHES: Final = 300_000  # of all conversations together: some 30 MB
+_PIECE: Final = 1024  # messages that are hashed at a time: about a millisecond
 _NEW_MESSAGES: Final = 24  # a turn brings fewer; one that brings more is hashed from its beginning
 
 
@@ -59,20 +60,41 @@ class Chains:
 
     def of(self, tenant: str, facts: Sequence[Facts]) -> Chain:
         """The chain of a conversation; only what is new since a turn that is remembered is hashed."""
-        digests = b"".join([each.digest for each in facts])
-        start = tenant.encode() + b"\0"
-        known, at = NOTHING, 0
-        for length in range(len(facts), max(0, len(facts) - _NEW_MESSAGES), -1):
-            key = xxhash.xxh3_128_digest(start + digests[: length * HASH_BYTES], self._seed)
-            found = self._known.get(key)
-            if found is not None:
-                known, at = found, length
-                break
-        if at == len(facts):
+        digests = _named(tenant, facts)
+        known = self._remembered(digests, len(facts))
+        if len(known.hashes) == len(facts):
             return known
         chain = _extended(tenant, known, facts)
-        self._known.put(xxhash.xxh3_128_digest(start + digests, self._seed), chain)
+        self._known.put(xxhash.xxh3_128_digest(digests, self._seed), chain)
         return chain
+
+    def in_pieces(self, tenant: str, facts: Sequence[Facts]) -> Iterator[None]:
+        """Do what `of` does and keep the result, a piece of the work between two values."""
+        if len(facts) <= _PIECE:
+            return
+        digests = _named(tenant, facts)
+        chain = self._remembered(digests, len(facts))
+        if len(facts) - len(chain.hashes) <= _PIECE:
+            return
+        for stop in (*range(len(chain.hashes) + _PIECE, len(facts), _PIECE), len(facts)):
+            yield
+            chain = _extended(tenant, chain, facts[:stop])
+        self._known.put(xxhash.xxh3_128_digest(digests, self._seed), chain)
+
+    def _remembered(self, digests: bytes, count: int) -> Chain:
+        """The chain of the longest prefix that is remembered."""
+        start = len(digests) - count * HASH_BYTES
+        for length in range(count, max(0, count - _NEW_MESSAGES), -1):
+            key = xxhash.xxh3_128_digest(digests[: start + length * HASH_BYTES], self._seed)
+            found = self._known.get(key)
+            if found is not None:
+                return found
+        return NOTHING
+
+
+def _named(tenant: str, facts: Sequence[Facts]) -> bytes:
+    """What a prefix is remembered by, before it is hashed."""
+    return b"".join([tenant.encode() + b"\0", *[each.digest for each in facts]])
 
 
 def chain(tenant: str, links: Iterable[bytes]) -> list[bytes]:

@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from ctxgate.compression.chain import HASH_BYTES
-from ctxgate.compression.cut import Range, head_length, stands
+from ctxgate.compression.cut import Range, head_length, stands, still_stands
 from ctxgate.compression.masking import masked_message
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.splitting import split_message
@@ -161,11 +161,14 @@ def chosen(records: Iterable[Compaction], hashes: Sequence[bytes]) -> Compaction
     return found
 
 
-def covered(record: Compaction, facts: Sequence[Facts]) -> bool:
+def covered(record: Compaction, facts: Sequence[Facts], since: int = 0) -> bool:
     """Whether the record can be applied to these messages, which begin as those it was made for.
 
-    What has come since may belong to a round that it drops, such as a late result.
+    What has come since may belong to a round that it drops, such as a late result. `since`: it could be
+    applied to so many of the messages; then, as a rule, only those that follow are looked at.
     """
+    if since and still_stands(facts, record.ranges, since):
+        return True
     gone = record.gone()
     if any(facts[at].role != "tool" for at in record.masked if at not in gone):
         return False

@@ -176,6 +176,27 @@ def stands(messages: Sequence[Facts], dropped: Sequence[Range]) -> bool:
     return not pairing_faults(remaining(messages, dropped)) - pairing_faults(messages)
 
 
+def still_stands(messages: Sequence[Facts], dropped: Sequence[Range], since: int) -> bool:
+    """Whether ranges that stood among the first `since` messages surely do among all of them.
+
+    They do if every result that has come since answers a call behind the last range, and no call of a range
+    is waited for any more: then no unit before has grown, and both sides of the comparison in `stands` have
+    more of the same faults. False where only `stands` can tell.
+    """
+    start = dropped[-1].stop if dropped else 0
+    if not start < since <= len(messages):
+        return False
+    calls: set[str] = set()
+    behind = 0
+    for at in range(start, len(messages)):
+        facts = messages[at]
+        calls.update(facts.calls)
+        behind += facts.role == "assistant"
+        if at >= since and facts.role == "tool" and facts.answers not in calls:
+            return False
+    return behind >= ABANDONED_AFTER
+
+
 def remaining(messages: Sequence[Facts], dropped: Iterable[Range]) -> list[Facts]:
     """The messages outside the ranges."""
     gone = _indexes(dropped)

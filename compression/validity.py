@@ -120,22 +120,22 @@ def pairing_faults(messages: Sequence[Facts]) -> Counter[str]:
     `orphan`: a result without a call before it; `twice`: a second result of one call; `unanswered`: a
     call without a result before the next message that is no result, the last message excepted.
     """
-    faults: Counter[str] = Counter()
+    orphans = twice = unanswered = 0
     called: set[str] = set()
     answered: set[str] = set()
     waiting: set[str] = set()
     for facts in messages:
         if facts.role == "tool":
             answer = facts.answers or ""
-            faults["orphan"] += answer not in called
-            faults["twice"] += answer in answered and answer not in waiting
+            orphans += answer not in called
+            twice += answer in answered and answer not in waiting
             answered.add(answer)
             waiting.discard(answer)
             continue
-        faults["unanswered"] += len(waiting)
+        unanswered += len(waiting)
         waiting = set(facts.calls)
         called |= waiting
-    return faults
+    return Counter(orphan=orphans, twice=twice, unanswered=unanswered)
 
 
 def check_length(before: Prompt, after: Prompt, *, declared: int = 0) -> None:

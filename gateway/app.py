@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+import signal
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.assembly import assembled
@@ -30,13 +31,14 @@ from ctxgate.gateway.services import random_id
 from ctxgate.inference.chat_stream import error_event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from fastapi import FastAPI
 
     from ctxgate.gateway.config import Config
     from ctxgate.gateway.edge import Message, Receive, Send
     from ctxgate.gateway.flow import Surface
+    from ctxgate.gateway.reload import Reloader
     from ctxgate.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,20 @@ class Application:
         self.config = config
         self.services: Services | None = None
         self.stopping = Stopping()
+        self.generation = 1  # of the configuration
+        self.reloader: Reloader | None = None  # told by SIGHUP
         self._keys = KeyRing(config.keys)
         self._rest: FastAPI = management(self)
         self._rest.router.lifespan_context = self._lifespan
+
+    def reconfigure(self, config: Config) -> None:
+        """Serve by another configuration from now on; requests that run end under the old one."""
+        self.config = config
+        self._keys = KeyRing(config.keys)
+        self.generation += 1
+        if self.services is not None:
+            self.services.reconfigure(config, self._keys)
+            self.services.telemetry.generation.set(self.generation)
 
     def begin_shutdown(self) -> None:
         """The server takes no new connections; requests that are being read need not wait for their rest."""
@@ -132,6 +145,19 @@ class Application:
         reply.watch(extensions.get(WHEN_LEFT))
         await Pipeline(services).serve(inbound, key, reply)
 
+    @contextmanager
+    def _hearing_reloads(self) -> Iterator[None]:
+        """Read the configuration again at each SIGHUP."""
+        if self.reloader is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Start the working parts and the watch over the replicas, and end everything in order."""
@@ -139,7 +165,9 @@ class Application:
             watching = asyncio.gather(watch(services), watch_events(services))
             self.services = services
             try:
-                yield
+                services.telemetry.generation.set(self.generation)
+                with self._hearing_reloads():
+                    yield
             finally:
                 self.services = None
                 watching.cancel()

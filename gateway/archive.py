@@ -37,10 +37,9 @@ def reference_of(tenant: str, digest: bytes) -> str:
     nothing: an original is looked up among its own tenant's alone. Equal messages of two tenants have
     unrelated ids.
     """
-    name = blake2b(digest_size=ID_LENGTH // 2, person=b"ctxgate archive")
     owner = tenant.encode()
-    name.update(len(owner).to_bytes(4, "big") + owner + digest)
-    return name.hexdigest()
+    name = len(owner).to_bytes(4, "big") + owner + digest
+    return blake2b(name, digest_size=ID_LENGTH // 2, person=b"ctxgate archive").hexdigest()
 
 
 def is_reference(text: str) -> bool:

@@ -23,6 +23,7 @@ from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.gateway.telemetry import Telemetry
 from ctxgate.inference import rates
 from ctxgate.inference.client import UpstreamClient
+from ctxgate.inference.providers import AnyClient, Hosted, Providers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,7 +51,7 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
     secret = config.cache_salt_secret
     if secret is None:
         secret = await kept_secret(ledger.forms, secrets.token_bytes(SECRET_BYTES), unix_us())
-    client = UpstreamClient(config.limits.connect_timeout_s)
+    client = _client(config)
     telemetry = Telemetry()
     forms = Forms(ledger.forms)
     layout = LayoutStage(forms, lambda reason: telemetry.layout_dropped.labels(reason).inc())
@@ -84,6 +85,26 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
         await recall.close()
         await client.close()
         await ledger.close()
+
+
+def _client(config: Config) -> UpstreamClient:
+    """The client for what is configured: servers alone, or providers too, whose library loads meanwhile."""
+    hosted = {
+        name: Hosted(
+            pool.provider.model,
+            pool.provider.api_key,
+            pool.provider.base_url,
+            tuple({one.engine_name: None for one in config.models.values() if name in one.pools}),
+            pool.provider.window,
+        )
+        for name, pool in config.pools.items()
+        if pool.provider is not None
+    }
+    if not hosted:
+        return UpstreamClient(config.limits.connect_timeout_s)
+    providers = Providers(hosted)
+    providers.load()
+    return AnyClient(config.limits.connect_timeout_s, providers)
 
 
 def _price(config: Config, attempt: AttemptOpened, usage: Usage) -> Charge:

@@ -170,6 +170,7 @@ class Attempt:
         await self._services.context.taken(self._held)
         facts = finish_facts(body) if response.is_json else metering.opaque_facts(response.metadata)
         self._booking.text_bytes, self._booking.engine_error = facts.text_bytes, facts.error
+        self._booking.metrics = facts.metrics
         usage = self._booking.noted(
             metering.usage_of_answer(facts, self._terms.dialect, self._inbound.surface, self._booking.basis())
         )
@@ -279,6 +280,7 @@ class Attempt:
         elif not reader.content_events and 400 <= (error_code(reader.error) or 0) < 500:
             outcome, usage = Outcome.REJECTED, NOTHING_USED  # a refusal, only said inside the stream
         self._booking.text_bytes, self._booking.engine_error = reader.text_bytes, reader.error
+        self._booking.metrics = reader.metrics
         reason = metering.finish_reason(reader.finish_reasons)
         answered = self._settle(outcome, usage, status=200, reason=reason)
         if reader.system_fingerprint is not None:

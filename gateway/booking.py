@@ -44,12 +44,15 @@ class Booking:
         self.taken: Taken | None = None  # the attempt's load at its replica, while it counts
         self.text_bytes = 0
         self.engine_error: bytes | None = None  # reported inside an answer of status 200
+        self.metrics: bytes | None = None  # the engine's own of this call, raw JSON
+        self._load = self._record.work(), self._record.in_flight  # when the replica was chosen
         self._miss: Miss | None = None
         self._priced: tuple[Usage, Charge] | None = None
 
     def open(self) -> None:
-        """Queue the opening row."""
+        """Queue the opening row, and count the prompt as on its way."""
         self._opened = self._services.ledger.open(self._row)
+        self._services.misses.dispatched(self._held, self._row.opened_at_us)
 
     async def opened(self) -> None:
         """Wait until the opening is durable, so that no client holds an answer of an unknown call.
@@ -119,6 +122,7 @@ class Booking:
         settled = Settled(answered, charge, miss)
         self._services.telemetry.settled(settled, total_us)
         self._services.routing.settled(settled, total_us)
+        self._services.speeds.learned(answered, total_us, self.metrics, *self._load)
         self._learn(usage)
         return answered
 

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "report": "tokens and dollars by task, team, pool, model or day",
     "explain": "what a request would miss of the cache another one left; nothing is sent",
     "replay": "play recorded agent sessions against a gateway or a pool",
+    "simulate": "routing policies beside each other on a fleet of engine models; nothing is sent",
     "twin": "serve the model of a vLLM server, without a GPU",
     "demo": "two twins, the gateway and a working agent, then what it saved",
 }

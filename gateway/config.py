@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.expressions import Expression
     from ctxgate.compression.volatile import VolatileKind
+    from ctxgate.inference.pools import EngineSpec
     from ctxgate.inference.rates import RateCard
-    from ctxgate.routing.snapshot import Profile
+    from ctxgate.routing.snapshot import Profile, Speed
     from ctxgate.routing.tiers import Classes
 
 
@@ -54,6 +55,17 @@ class Replica:
     name: str
     url: str
     kv_events: KvEvents | None = None
+    draining: bool = False  # it gets no new attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A hosted model that is called through LiteLLM, by LiteLLM's name ("openai/NAME"). `window` in tokens."""
+
+    model: str
+    api_key: str = field(repr=False)
+    base_url: str | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,9 @@ class Pool:
     probe: bool = True  # ask the replicas at start what they report and how their template renders
     load: str = "metrics"  # where they tell their load: "metrics", "header" or "off"
     profile: Profile | None = None  # what the replicas are tuned for, where that is said
+    speed: Speed | None = None  # how fast one is, before anything was measured; None: nothing is said of it
+    engine: EngineSpec | None = None  # how `ctxgate pools` starts the replicas
+    provider: Provider | None = None  # a hosted model: then the only replica stands for it
 
 
 @dataclass(frozen=True, slots=True)

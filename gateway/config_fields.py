@@ -9,6 +9,7 @@ from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.cache_salt import Isolation
 from ctxgate.gateway.config import Limits, Listen
 from ctxgate.gateway.config_context import CONTEXT
+from ctxgate.gateway.config_engine import ENGINE
 from ctxgate.gateway.config_events import KV_EVENTS
 from ctxgate.gateway.config_kinds import (
     DAY,
@@ -26,8 +27,10 @@ from ctxgate.gateway.config_kinds import (
     whole,
 )
 from ctxgate.gateway.config_pattern import EXPRESSION
+from ctxgate.gateway.config_provider import PROVIDER
 from ctxgate.gateway.config_routing import CLASSES, LOAD, MODEL_ROUTING
 from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
+from ctxgate.gateway.config_speed import PROFILE, SPEED
 from ctxgate.inference import wire
 
 MIB: Final = 2**20
@@ -111,7 +114,13 @@ REPLICA_NAME: Final = Field(
 REPLICA_URL: Final = Field(
     "url", SERVER_ROOT, "Root of one vLLM server, without `/v1`; unique within the pool.", required=True
 )
-REPLICA_SECTION: Final = Section((REPLICA_NAME, REPLICA_URL, KV_EVENTS))
+DRAINING: Final = Field(
+    "draining",
+    FLAG,
+    "It gets no new requests and ends those it has; a reload (SIGHUP) takes the change over.",
+    False,
+)
+REPLICA_SECTION: Final = Section((REPLICA_NAME, REPLICA_URL, KV_EVENTS, DRAINING))
 
 _PRICE_HINTS: Final[dict[str, str]] = dict.fromkeys(
     ("input", "output", "cached", "uncached", "prompt", "completion", "price"),
@@ -154,13 +163,13 @@ REPLICAS: Final = Field(
     "replicas",
     ListOf(Short(REPLICA_SECTION, REPLICA_URL), minimum=1),
     "The servers of the pool.",
-    required=True,
+    default_text="**required**, but with `provider`",
 )
 RATES: Final = Field(
     "rates",
     ListOf(RATES_SECTION, minimum=1, single=True),
     "Prices: one version, or a list of dated ones. A request is priced by the version of its day.",
-    required=True,
+    default_text="**required**, but with `provider`",
     missing="is missing: a pool without prices is not served. Give effective and the three "
     "usd_per_million_... prices (0 where it is free)",
 )
@@ -206,7 +215,10 @@ PROBE: Final = Field(
     True,
 )
 POOL_SECTION: Final = Section(
-    (REPLICAS, RATES, API_KEY_ENV, ABORT, CONTINUOUS, CONVENTION, ISOLATION, PROBE, LOAD),
+    (
+        *(REPLICAS, PROVIDER, RATES, PROFILE, SPEED, ENGINE, API_KEY_ENV),
+        *(ABORT, CONTINUOUS, CONVENTION, ISOLATION, PROBE, LOAD),
+    ),
     {
         "api_key": _NO_SECRETS + "name an environment variable in api_key_env",
         "urls": "is not a known field; replicas takes plain URLs",

@@ -28,11 +28,16 @@ from ctxgate.gateway.config import (
     Team,
     Tokenizer,
 )
+from ctxgate.gateway.config_engine import ENGINE
 from ctxgate.gateway.config_events import KV_EVENTS, events_of
+from ctxgate.gateway.config_pools import check_provider, engine_of, listed_rates, provider_of
+from ctxgate.gateway.config_provider import PROVIDER
 from ctxgate.gateway.config_routing import CLASSES, LOAD, MODEL_ROUTING, classes_of, policy_of
 from ctxgate.gateway.config_rules import check
+from ctxgate.gateway.config_speed import profile_of, speed_of
 from ctxgate.gateway.config_yaml import ConfigError, Problem, Unreadable, compose
 from ctxgate.gateway.extras import NEEDS_EVENTS, has_events
+from ctxgate.inference.provider_wire import provider_url
 from ctxgate.inference.rates import RateCard, Rates
 
 if TYPE_CHECKING:
@@ -83,6 +88,8 @@ def parse(text: str, *, file: str, folder: Path, environ: Mapping[str, str], tod
         raise ConfigError(place.report.problems) from None
     check(root, environ, today)
     _events_extra(root)
+    for pool in () if root.get(f.POOLS) is None else root[f.POOLS].found.values():
+        check_provider(pool.value, rates_given=pool.value.at(f.RATES) is not pool.value.place)
     if place.report.problems:
         raise ConfigError(place.report.problems)
     return Loaded(_config(root, folder, environ), tuple(sorted(place.report.warnings)))
@@ -129,7 +136,7 @@ def _config(root: Values, folder: Path, environ: Mapping[str, str]) -> Config:
         archive_days=f.ARCHIVE_DAYS.default if store is None else store[f.ARCHIVE_DAYS],
         limits=_limits(root.get(f.LIMITS)),
         pools=MappingProxyType(
-            {name: _pool(name, pool.value, environ) for name, pool in root[f.POOLS].found.items()}
+            {name: _pool(name, pool.value, folder, environ) for name, pool in root[f.POOLS].found.items()}
         ),
         models=MappingProxyType(
             {name: _model(name, model.value, folder) for name, model in root[f.MODELS].found.items()}
@@ -159,26 +166,36 @@ def _limits(values: Values | None) -> Limits:
     )
 
 
-def _pool(name: str, values: Values, environ: Mapping[str, str]) -> Pool:
-    variable = values.get(f.API_KEY_ENV)
+def _pool(name: str, values: Values, folder: Path, environ: Mapping[str, str]) -> Pool:
+    variable, hosted = values.get(f.API_KEY_ENV), values.get(PROVIDER)
+    provider = provider_of(hosted, environ)
     return Pool(
         name=name,
-        replicas=tuple(
-            Replica(
-                replica.value.get(f.REPLICA_NAME) or f"{name}-{index}",
-                replica.value[f.REPLICA_URL],
-                events_of(replica.value.get(KV_EVENTS)),
-            )
-            for index, replica in enumerate(values[f.REPLICAS])
-        ),
-        rates=_rate_card(values),
+        replicas=_replicas(name, values) if hosted is None else (Replica(f"{name}-0", provider_url(name)),),
+        rates=listed_rates(hosted) if hosted is not None and not values.get(f.RATES) else _rate_card(values),
         api_key=None if variable is None else environ[variable],
-        abort=values[f.ABORT],
+        abort=values[f.ABORT] and hosted is None,
         continuous_usage=values[f.CONTINUOUS],
         usage_convention=values[f.CONVENTION],
         cache_isolation=values[f.ISOLATION],
-        probe=values[f.PROBE],
-        load=values[LOAD],
+        probe=values[f.PROBE] and hosted is None,
+        load=values[LOAD] if hosted is None else "off",
+        profile=profile_of(values),
+        speed=speed_of(values),
+        engine=engine_of(values.get(ENGINE), folder, variable),
+        provider=provider,
+    )
+
+
+def _replicas(name: str, values: Values) -> tuple[Replica, ...]:
+    return tuple(
+        Replica(
+            replica.value.get(f.REPLICA_NAME) or f"{name}-{index}",
+            replica.value[f.REPLICA_URL],
+            events_of(replica.value.get(KV_EVENTS)),
+            replica.value[f.DRAINING],
+        )
+        for index, replica in enumerate(values[f.REPLICAS])
     )
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.compression.policy import Level, Policy
 from ctxgate.gateway import config_fields as f
+from ctxgate.gateway.config_engine import ENGINE, check_engine
 from ctxgate.gateway.config_kinds import MIN_PLAUSIBLE_NANO, UNIT_HINT
+from ctxgate.gateway.config_provider import KEY_ENV, PROVIDER
 from ctxgate.gateway.config_yaml import label, suggestion
 from ctxgate.gateway.ledger import OWN_ORGANISATION
 
@@ -28,7 +30,9 @@ def check(root: Values, environ: Mapping[str, str], today: date) -> None:
     pools = root.get(f.POOLS)
     if pools is not None:
         for name, pool in pools.found.items():
+            _kind(pool.value)
             _replicas(name, pool.value)
+            check_engine(pool.value, len(pool.value.get(f.REPLICAS) or ()))
             _versions(pool.value, today)
             _api_key(pool.value, environ)
         _shared_servers({name: pool.value for name, pool in pools.found.items()})
@@ -48,6 +52,19 @@ def variable_problem(value: str | None) -> str | None:
     if not value.isascii() or not value.isprintable() or " " in value:
         return "has spaces, line ends or characters outside ASCII, which no bearer token has"
     return None
+
+
+def _kind(values: Values) -> None:
+    """A pool is made of replicas with prices, or is a provider."""
+    stands = [one for one in (f.REPLICAS, ENGINE, f.API_KEY_ENV) if values.at(one) is not values.place]
+    if values.at(PROVIDER) is not values.place:
+        for one in stands:
+            place = values.at(one)
+            place.complain("does not go with provider", at=place.key)
+        return
+    for one in (f.REPLICAS, f.RATES):
+        if values.at(one) is values.place:
+            values.place.complain(one.missing, at=values.place.key, path=values.place.inside(one.name))
 
 
 def _replicas(pool: str, values: Values) -> None:
@@ -114,6 +131,12 @@ def _api_key(values: Values, environ: Mapping[str, str]) -> None:
     problem = None if variable is None else variable_problem(environ.get(variable))
     if problem:
         values.at(f.API_KEY_ENV).complain(f"the environment variable named here {problem}")
+    provider = values.get(PROVIDER)
+    variable = None if provider is None else provider.get(KEY_ENV)
+    if provider is not None and variable is not None:
+        problem = variable_problem(environ.get(variable))
+        if problem:
+            provider.at(KEY_ENV).complain(f"the environment variable named here {problem}")
 
 
 def _cache_salt(root: Values, environ: Mapping[str, str]) -> None:

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.policy import Level, Policy
 from ctxgate.inference.rates import format_usd
+from ctxgate.routing.policies import CTXGATE
+from ctxgate.routing.tiers import DEFAULTS, TEAMLESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ctxgate.gateway.config import Config, Listen, Pool, Team
     from ctxgate.inference.rates import Rates
+    from ctxgate.routing.snapshot import LatencyBudget
+    from ctxgate.routing.tiers import Classes
 
 _SHARED: Final = {"team": "within a team", "organisation": "within an organisation", "none": "by everybody"}
 
@@ -32,6 +36,7 @@ def as_json(config: Config) -> dict[str, object]:
                 "pools": list(model.pools),
                 "served_name": model.served_name or name,
                 "window": model.window,
+                "routing": model.routing,
             }
             for name, model in config.models.items()
         },
@@ -57,6 +62,8 @@ def _pool_json(pool: Pool) -> dict[str, object]:
         "usage_convention": pool.usage_convention,
         "cache_isolation": pool.cache_isolation,
         "probe": pool.probe,
+        "profile": pool.profile,
+        "load": pool.load,
     }
 
 
@@ -71,6 +78,16 @@ def _team_json(team: Team) -> dict[str, object]:
             ],
         },
         "context": {name: _plain(getattr(team.context, name)) for name in team.context.__slots__},
+        "classes": {"default": team.classes.default.value}
+        | {job.value: _budget_json(budget) for job, budget in team.classes.budgets.items()},
+    }
+
+
+def _budget_json(budget: LatencyBudget) -> dict[str, object]:
+    return {
+        "ttft_ms": None if budget.ttft_us is None else budget.ttft_us // 1000,
+        "latency_ms": None if budget.total_us is None else budget.total_us // 1000,
+        "prefer": budget.prefer,
     }
 
 
@@ -101,17 +118,21 @@ def _lines(config: Config, file: str) -> Iterator[str]:
     yield "models"
     for model in config.models.values():
         served = f", served as {model.served_name}" if model.served_name else ""
-        yield f"  {model.name}: {', '.join(model.pools)}{served}"
+        policy = f", routed by {model.routing}" if model.routing != CTXGATE else ""
+        yield f"  {model.name}: {', '.join(model.pools)}{served}{policy}"
     yield ""
     yield "teams"
     yield from _team_lines(config)
+    for team in config.teams.values():
+        if team.classes != TEAMLESS:
+            yield f"  {team.name}, by class of job: {_classes_text(team.classes)}"
     yield ""
     yield "keys"
     yield from _key_lines(config)
 
 
 def _pool_lines(pool: Pool) -> Iterator[str]:
-    yield f"  {pool.name}"
+    yield f"  {pool.name}" if pool.profile is None else f"  {pool.name}, tuned {pool.profile}"
     notes = [
         "aborts by request id" if pool.abort else "no abort: the usage of broken-off calls is estimated",
         "sends an API key" if pool.api_key is not None else "sends no API key",
@@ -146,6 +167,21 @@ def _team_lines(config: Config) -> Iterator[str]:
         for team in config.teams.values()
     ]
     yield from _table(("name", "organisation", "compaction", "layout"), rows, indent="  ", right=False)
+
+
+def _classes_text(classes: Classes) -> str:
+    """The class of requests that name none, and of the others those that differ from what is usual."""
+    told = [f"{classes.default.value} by default"]
+    for job, budget in classes.budgets.items():
+        if budget == DEFAULTS[job]:
+            continue
+        bounds = [
+            f"{what} in {bound_us / 1e6:g} s"
+            for what, bound_us in (("first token", budget.ttft_us), ("all", budget.total_us))
+            if bound_us is not None
+        ]
+        told.append(f"{job.value} {', '.join([*bounds, f'prefers {budget.prefer}'])}")
+    return "; ".join(told)
 
 
 def _context_text(team: Team) -> str:

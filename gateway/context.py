@@ -10,13 +10,15 @@ engine then refuses as too long comes back, shorter, before any byte went to the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ctxgate.compression.ask import together
-from ctxgate.compression.compaction import ShapingMemory, covered, root_of
+from ctxgate.compression.compaction import ShapingMemory, root_of
 from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.recent import Recent
@@ -34,8 +36,8 @@ from ctxgate.gateway.context_recurring import places, shortened
 from ctxgate.gateway.context_shown import Shown
 from ctxgate.gateway.context_sizes import Estimate, Lengths, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
-from ctxgate.gateway.context_turn import Shaped, Turn
-from ctxgate.gateway.first_look import first_look
+from ctxgate.gateway.context_turn import LONG_MESSAGES, Shaped, Turn
+from ctxgate.gateway.first_look import first_look, first_sizes
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.forms import FRESH_US
 from ctxgate.gateway.ledger import LedgerError
@@ -129,7 +131,11 @@ class ContextStage:
         if not laid.facts:
             await first_look(self.views, _tenant(allowed), allowed.identified.inbound.messages)
         turn = self._turn(allowed, laid, mode)
+        await first_sizes(self.lengths, turn.facts, laid.body.items("messages"))
         record = await self._known_record(turn)
+        if record is not None and len(turn.facts) > LONG_MESSAGES:
+            laid.body.frame()  # where the messages lie; then others go on first
+            await asyncio.sleep(0)
         await self._put(turn, record)
         await turn.measure(self.lengths, self.tokenizers)
         if refused is None:
@@ -209,7 +215,7 @@ class ContextStage:
             if turn.context.tool_results:
                 self.shown.without_store(turn)
             record = self.records.known(turn.root, turn.hashes)
-        if record is None or covered(record, turn.facts):
+        if record is None or await turn.is_covered(record):
             return record
         self._dropped("stale")
         return None
@@ -247,7 +253,8 @@ class ContextStage:
             window = named if window is None else min(window, named)
         needs = Needs(prefix, asked_output(turn.laid), window)
         now_us = self._services.now_us()
-        return terms_of(turn.context, turn.pool, needs, known, now_us=now_us, background=background)
+        terms = terms_of(turn.context, turn.pool, needs, known, now_us=now_us, background=background)
+        return replace(terms, latency=self._services.speeds.latency(turn))
 
     def _state(self, turn: Turn, terms: Terms) -> Conversation:
         length = turn.estimate.tokens - (0 if turn.made else turn.arriving)

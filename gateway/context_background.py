@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -14,7 +15,15 @@ from ctxgate.compression.recent import Recent
 from ctxgate.compression.summary import carrier
 from ctxgate.compression.window import failed, postponed
 from ctxgate.gateway.context_level import Summarizer
-from ctxgate.gateway.context_masking import Goal, keep_of, masked, media_tokens, message_tokens
+from ctxgate.gateway.context_masking import (
+    NO_TOKENS,
+    Goal,
+    Tokens,
+    in_thread,
+    keep_of,
+    masked,
+    message_tokens,
+)
 from ctxgate.gateway.context_records import weight
 from ctxgate.gateway.context_recurring import Unused, places
 from ctxgate.gateway.context_room import Room
@@ -27,6 +36,8 @@ from ctxgate.inference.record import Record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from ctxgate.compression.cut import Cut
+    from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.window import Compact, Conversation, Terms
     from ctxgate.gateway.context import ContextStage
     from ctxgate.gateway.context_terms import Known
@@ -52,7 +63,7 @@ class Job(Record, frozen=True):
     known: Known
     terms: Terms
     decision: Compact
-    tokens: Sequence[int]
+    tokens: Tokens = NO_TOKENS
 
 
 class TooLittle(Record, frozen=True):
@@ -86,7 +97,7 @@ class Compactor:
         if self._unused.holds_back(turn):
             self._services.telemetry.context_dropped.labels("unused").inc()
             return
-        job = Job(held, turn, known, terms, decision, message_tokens(turn, self._stage.lengths))
+        job = Job(held, turn, known, terms, decision)
         replica, size = (held.attempt.pool, held.attempt.replica), len(turn.identified.inbound.body.raw)
         if not self._room.take(replica, size):
             self._services.telemetry.context_dropped.labels("busy").inc()
@@ -135,7 +146,8 @@ class Compactor:
     async def _in_turn(self, job: Job, replica: tuple[str, str]) -> None:
         async with self._room.turn(replica):
             if not self._has_newer(job.turn):
-                await self._run(job)
+                tokens = await message_tokens(job.turn, self._stage.lengths)
+                await self._run(msgspec.structs.replace(job, tokens=tokens))
 
     async def _run(self, job: Job) -> None:
         try:
@@ -166,25 +178,16 @@ class Compactor:
         """The record of a compaction; None where nobody wrote a summary."""
         turn = job.turn
         if turn.context.summarizer == Summarizer.OFF:
-            return await self._masked(job) or TooLittle(until_more_is_old(job))
+            return await self._masked(job) or await _too_little(job)
         facts = self._stage.views.messages(turn.tenant, turn.messages)
-        cut = await asyncio.to_thread(
-            plan_cut,
-            turn.facts,
-            job.tokens,
-            tail_tokens=int(job.terms.harder * job.terms.shape.tail),
-            room=job.decision.target,
-            keep=keep_of(turn, job.tokens, facts),
-            floor=turn.record.dropped[-1][1] if turn.record is not None and turn.record.dropped else 0,
-            media=media_tokens(turn, self._stage.lengths),
-        )
+        cut = await asyncio.to_thread(_cut, job, facts)
         old = turn.record or Compaction(b"", 0)
         dropped = joined([*old.dropped, *((each.start, each.stop) for each in cut.dropped)])
         new = Compaction(b"", 0, dropped).gone() - old.gone()
-        saved = sum(job.tokens[at] for at in new)
+        saved = sum(job.tokens.each[at] for at in new)
         if saved <= turn.context.summary_tokens:
             waiting = cut.reason is CutReason.OPEN_CALL  # the next request brings its result
-            return TooLittle(1 if waiting else until_more_is_old(job, saved))
+            return TooLittle(1) if waiting else await _too_little(job, saved)
         limit = int(job.decision.target // _SPLIT_SHARE * turn.bytes_per_token(self._stage.lengths))
         gone = new | old.gone()
         split = dict.fromkeys(cut.split, limit) | dict(old.split)
@@ -264,14 +267,39 @@ class Compactor:
             telemetry.compacted_messages.inc(len(new))
         if not new:
             return
-        items = {turn.reference(turn.facts[at].lasting): bytes(turn.messages[at]) for at in new}
         key = self._stage.records.key_of(turn.root, record)
-        forms = [] if key is None else [key]
-        self._services.spawn(self._stage.shown.keep(turn, items, record.reference, forms))
+        self._services.spawn(self._keep(turn, new, record.reference, [] if key is None else [key]))
+
+    async def _keep(self, turn: Turn, new: Sequence[int], reference: str, forms: Sequence[bytes]) -> None:
+        """Archive the originals of these messages."""
+
+        def originals() -> dict[str, bytes]:
+            return {turn.reference(turn.facts[at].lasting): bytes(turn.messages[at]) for at in new}
+
+        await self._stage.shown.keep(turn, await in_thread(turn, originals), reference, forms)
+
+
+def _cut(job: Job, facts: Sequence[Facts]) -> Cut:
+    """What may be left out. `facts` are those of the client's messages, marks included."""
+    turn, tokens = job.turn, job.tokens
+    return plan_cut(
+        turn.facts,
+        tokens.each,
+        tail_tokens=int(job.terms.harder * job.terms.shape.tail),
+        room=job.decision.target,
+        keep=keep_of(turn, tokens.each, facts),
+        floor=turn.record.dropped[-1][1] if turn.record is not None and turn.record.dropped else 0,
+        media=tokens.media,
+    )
+
+
+async def _too_little(job: Job, saved: int = 0) -> TooLittle:
+    return TooLittle(await in_thread(job.turn, partial(until_more_is_old, job, saved)))
 
 
 def until_more_is_old(job: Job, saved: int = 0) -> int:
     """The growth in tokens until more than a summary's worth lies behind the tail; `saved` tokens do now."""
     most, context = int(job.terms.harder * job.terms.shape.tail), job.turn.context
-    kept = sum(job.tokens[tail_start(units(job.turn.facts), job.tokens, most) :])
+    tokens = job.tokens.each
+    kept = sum(tokens[tail_start(units(job.turn.facts), tokens, most) :])
     return max(0, most - kept) + context.summary_tokens - saved + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ctxgate.inference.lengths import measure
 from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ctxgate.compression.ask import Text
     from ctxgate.compression.compaction import Compaction
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ctxgate.compression.window import Reason
     from ctxgate.gateway.context_sizes import Lengths
     from ctxgate.gateway.context_turn import Turn
+
+T = TypeVar("T")
 
 BIG_BYTES: Final = 2**18
 """Bodies above it are looked at in a thread."""
@@ -34,22 +36,39 @@ _RULES_SHARE: Final = 4  # of the room for the prompt, for the rules of the user
 _KEPT_SHARE: Final = 4  # of the tail that is kept, for notes and the results of sticky tools
 
 
-def message_tokens(turn: Turn, lengths: Lengths) -> list[int]:
-    """The tokens of each of the client's messages, in the measure of the whole prompt."""
-    calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
-    return [
-        math.ceil(calibration.tokens(size) * scale)
-        for size in lengths.sizes(turn.facts, turn.laid.items("messages"))
-    ]
+class Tokens(Record, frozen=True):
+    """The tokens of each of the client's messages, in the measure of the whole prompt.
+
+    `media`: by message, those of what is no text in it.
+    """
+
+    each: Sequence[int]
+    media: Mapping[int, int]
 
 
-def media_tokens(turn: Turn, lengths: Lengths) -> dict[int, int]:
-    """By message, the tokens of what is no text in it, in the same measure."""
+NO_TOKENS: Final = Tokens((), {})
+
+
+async def message_tokens(turn: Turn, lengths: Lengths) -> Tokens:
+    """What they are now. Counted in a thread where there are many."""
     calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
     sizes = lengths.sizes(turn.facts, turn.laid.items("messages"))
-    return {
-        at: round(calibration.tokens(size.of_media()) * scale) for at, size in enumerate(sizes) if size.media
-    }
+
+    def counted() -> Tokens:
+        tokens = [math.ceil(calibration.tokens(size) * scale) for size in sizes]
+        media = {
+            at: round(calibration.tokens(size.of_media()) * scale)
+            for at, size in enumerate(sizes)
+            if size.media
+        }
+        return Tokens(tokens, media)
+
+    return await in_thread(turn, counted)
+
+
+async def in_thread(turn: Turn, work: Callable[[], T]) -> T:
+    """The result of work that takes time for each message; in a thread where a request is big."""
+    return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()
 
 
 def other_tokens(turn: Turn, lengths: Lengths) -> int:
@@ -88,26 +107,26 @@ def _said(facts: Facts, message: Text, *, sticky: bool) -> Said:
 
 async def masked(turn: Turn, lengths: Lengths, facts: Sequence[Facts], goal: Goal) -> Compaction | None:
     """The record of a masking; None where nothing more can be left out. `facts`: see `keep_of`."""
-    tokens = message_tokens(turn, lengths)
     other = other_tokens(turn, lengths)
     room = max(goal.target - other, 1)
     most = None if goal.limit is None else max(round(goal.limit * (1 - KNOWN_SPREAD)) - other, room)
-    ratio, media = turn.bytes_per_token(lengths), media_tokens(turn, lengths)
+    ratio = turn.bytes_per_token(lengths)
     calibration, scale = lengths.of(turn.model.name), turn.scale(lengths)
     counted = 0 if turn.record is None else calibration.tokens(measure(turn.record.carrier))
-    keep = keep_of(turn, tokens, facts)
+    tokens = await message_tokens(turn, lengths)
+    keep: set[int] = set()
 
     def made(more: int) -> tuple[Compaction | None, int]:
         """The record if the carrier needs `more` tokens than are counted with, and how many it does."""
         masking = mask(
             turn.facts,
-            tokens,
+            tokens.each,
             target=max(room - more, 1),
             tail_tokens=goal.tail,
             keep=keep,
             before=masking_of(turn.record, ratio),
             limit=None if most is None else max(most - more, 1),
-            media=media,
+            media=tokens.media,
         )
         rules = int(max(most or room, room) // _RULES_SHARE * ratio)
         why = Made(goal.reason.value, masking.tokens + other, ratio, rules)
@@ -119,6 +138,7 @@ async def masked(turn: Turn, lengths: Lengths, facts: Sequence[Facts], goal: Goa
         return msgspec.structs.replace(record, tokens=record.tokens + beyond), beyond
 
     def work() -> Compaction | None:
+        keep.update(keep_of(turn, tokens.each, facts))
         given, (record, more) = 0, made(0)
         for _ in range(_TRIES):
             if record is None or more <= given or record.tokens <= goal.target:
@@ -126,4 +146,4 @@ async def masked(turn: Turn, lengths: Lengths, facts: Sequence[Facts], goal: Goa
             given, (record, more) = more, made(more)
         return record
 
-    return await asyncio.to_thread(work) if len(turn.laid.raw) > BIG_BYTES else work()
+    return await in_thread(turn, work)

@@ -25,7 +25,9 @@ from ctxgate.compression.arrivals import (
 from ctxgate.compression.arrivals import key_of as form_key
 from ctxgate.compression.recall_gate import Gate, held_in
 from ctxgate.compression.recalled import RecalledMemory, decided, key_of, places, with_snippet
+from ctxgate.compression.recent import Recent
 from ctxgate.compression.said import read_said
+from ctxgate.gateway.context_masking import in_thread
 from ctxgate.gateway.context_terms import day_of
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.inference.rates import rates_at
@@ -35,12 +37,16 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.arrivals import Arrived
     from ctxgate.compression.ask import Asking
+    from ctxgate.compression.compaction import Compaction
     from ctxgate.gateway.context_turn import Turn
     from ctxgate.gateway.services import Services
 
 log = logging.getLogger(__name__)
 BIG_BYTES: Final = 2**16
 """Results that arrive with more are shortened in a thread."""
+
+REMEMBERED_IDS: Final = 200_000
+"""Ids of what records leave out: some 20 MB."""
 
 RECALL_WITHIN_S: Final = 0.25
 PASSAGES: Final = 5
@@ -60,6 +66,7 @@ class Shown:
         self._services = services
         self._arrivals = ArrivalsMemory(secrets.randbits(64))
         self._recalled = RecalledMemory(secrets.randbits(64))
+        self._ids: Recent[Compaction, frozenset[str]] = Recent(REMEMBERED_IDS, lambda ids: len(ids) + 1)
 
     def forget(self) -> None:
         """Know nothing of the store any more, so that what is in use is asked for again."""
@@ -140,7 +147,7 @@ class Shown:
         rates = rates_at(turn.pool.rates, day_of(now_us), length)
         itself = frozenset({turn.reference(turn.facts[last].lasting)})
         held = held_in(turn.body.raw)
-        gate = Gate(rates, _REQUESTS, length, held, without=itself, among=_left_out(turn))
+        gate = Gate(rates, _REQUESTS, length, held, without=itself, among=await self._left_out(turn))
         found = await self._services.recall.query(
             turn.tenant,
             turn.root,
@@ -151,6 +158,21 @@ class Shown:
             gate,
         )
         return {} if found is None else {last: found.text.encode("utf-8", "replace")}
+
+    async def _left_out(self, turn: Turn) -> frozenset[str]:
+        """The ids of what this request's own messages lack: runs that begin alike share a root, and no more.
+
+        Those of a record are remembered: its anchor is the hash of all messages that it speaks of.
+        """
+        shown = frozenset(turn.reference(turn.facts[each].lasting) for each in turn.shown)
+        record = turn.record
+        if record is None:
+            return shown
+        ids = self._ids.get(record)
+        if ids is None:
+            ids = await in_thread(turn, partial(_ids, turn, record))
+            self._ids.put(record, ids)
+        return shown | ids
 
     def recalled(self, turn: Turn, at: list[int], fresh: dict[int, bytes]) -> Asking[dict[int, bytes]]:
         """By message: what is put at its end, as it was first decided."""
@@ -194,8 +216,7 @@ class Shown:
             self._services.recall.add(turn.tenant, turn.root)
 
 
-def _left_out(turn: Turn) -> frozenset[str]:
-    """The ids of what this request's own messages lack: runs that begin alike share a root, and no more."""
-    record = turn.record
-    at = set() if record is None else record.gone() | {*record.masked} | {each for each, _ in record.split}
-    return frozenset(turn.reference(turn.facts[each].lasting) for each in at | turn.shown.keys())
+def _ids(turn: Turn, record: Compaction) -> frozenset[str]:
+    """The ids of what a record leaves out or shortens."""
+    at = record.gone() | {*record.masked} | {each for each, _ in record.split}
+    return frozenset(turn.reference(turn.facts[each].lasting) for each in at)

@@ -62,6 +62,10 @@ class Lengths:
         """Note a text that measured `tokens`."""
         self._calibrations[model] = self.of(model).learned(size, tokens)
 
+    def knows(self, facts: Facts) -> bool:
+        """Whether the size of a message is remembered."""
+        return self._measures.get(facts.digest) is not None
+
     def sizes(self, facts: Sequence[Facts], messages: Sequence[Text]) -> list[Measure]:
         """The size of each message."""
         found = self._measures.get_all([each.digest for each in facts])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ctxgate.compression.economics import Shape
+from ctxgate.compression.serving_cost import Latency
+from ctxgate.compression.serving_cost import Speed as ServingSpeed
 from ctxgate.compression.window import Limits, Terms, begin, compacted, fitted
 from ctxgate.gateway.context_level import Summarizer
 from ctxgate.inference.lengths import NOTHING
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.config import Context, Pool
     from ctxgate.inference.lengths import Measure
     from ctxgate.inference.wire import Body
+    from ctxgate.routing.snapshot import LatencyBudget, Speed
 
 ONE: Final = Fraction(1)
 INSTRUCTION_TOKENS: Final = 400
@@ -113,6 +117,29 @@ def terms_of(
     )
     rates = rates_at(pool.rates, day, length)
     return Terms(rates, fitted(shape, limits), limits, None, harder)
+
+
+def latency_of(budget: LatencyBudget, speed: Speed | None, output: int) -> Latency | None:
+    """The latency term of a decision: a request's budget and what predicts its times; None without either.
+
+    `output`: tokens to expect of its answer. The request is taken alone: a queue passes, a long prompt does
+    not. Both margins of the prediction count.
+    """
+    if speed is None or not budget.bounds:
+        return None
+    more = max(1.0 + speed.rho_share, 0.0)
+    return Latency(
+        ServingSpeed.from_seconds(
+            speed.linear_s * more,
+            speed.attention_s * more,
+            max(speed.step_s + speed.sequence_s + speed.itl_rho_s, 0.0),
+            speed.context_s,
+        ),
+        first_ms=None if budget.ttft_us is None else budget.ttft_us // 1000,
+        whole_ms=None if budget.total_us is None else budget.total_us // 1000,
+        output=max(output - 1, 0),
+        waiting_ms=ceil(max(speed.base_s * more + speed.rho_s, 0.0) * 1000),
+    )
 
 
 def _tier_edge(pool: Pool, day: date) -> int | None:

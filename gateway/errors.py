@@ -27,6 +27,7 @@ class Kind(Enum):
     MODEL_NOT_FOUND = auto()
     ROUTE_NOT_FOUND = auto()
     CONTEXT_NOT_FOUND = auto()
+    REQUEST_NOT_FOUND = auto()
     METHOD_NOT_ALLOWED = auto()
     REQUEST_TIMEOUT = auto()
     BODY_TOO_LARGE = auto()
@@ -59,6 +60,7 @@ TABLE: Final[dict[Kind, Wire]] = {
     Kind.MODEL_NOT_FOUND: Wire(404, "invalid_request_error", "model_not_found"),
     Kind.ROUTE_NOT_FOUND: Wire(404, "invalid_request_error", "unknown_url"),
     Kind.CONTEXT_NOT_FOUND: Wire(404, "invalid_request_error", "context_not_found"),
+    Kind.REQUEST_NOT_FOUND: Wire(404, "invalid_request_error", "request_not_found"),
     Kind.METHOD_NOT_ALLOWED: Wire(405, "invalid_request_error", "method_not_allowed"),
     Kind.REQUEST_TIMEOUT: Wire(408, "invalid_request_error", "request_timeout"),
     Kind.BODY_TOO_LARGE: Wire(413, "invalid_request_error", "request_too_large"),

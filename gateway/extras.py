@@ -10,6 +10,10 @@ NEEDS_TWIN: Final = f"needs the extra `twin`: {INSTALL_TWIN}"
 NEEDS_EVENTS: Final = (
     "needs the extra `events`: pip install '.[events]' in a checkout, pip install 'ctxgate[events]' elsewhere"
 )
+NEEDS_PROVIDERS: Final = (
+    "needs the extra `providers`: pip install '.[providers]' in a checkout, pip install "
+    "'ctxgate[providers]' elsewhere"
+)
 
 
 def has_events() -> bool:

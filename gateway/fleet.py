@@ -156,15 +156,42 @@ class Fleet:
         self.clock = clock
         self._numbers = count(1)
         self._rules: dict[tuple[str, str], frozenset[Rule]] = {}
-        self._records = {(p.name, r.name): ReplicaRecord(p, r) for p in pools.values() for r in p.replicas}
+        self._records: dict[Place, ReplicaRecord] = {}
+        self._gone: dict[Place, ReplicaRecord] = {}
+        self.changed = asyncio.Event()
+        """Set once the replicas are others; then there is a new one."""
+        self.update(pools)
+
+    def update(self, pools: Mapping[str, Pool]) -> list[Place]:
+        """Have these pools from now on; the places that are gone, or are another server now.
+
+        A replica of the same name and address keeps what is known of it. One that is gone is remembered
+        while it has open attempts.
+        """
+        old, self._records = self._records, {}
+        for pool in pools.values():
+            for replica in pool.replicas:
+                place = (pool.name, replica.name)
+                known = old.get(place)
+                if known is None or _address(known.replica) != _address(replica):
+                    known = ReplicaRecord(pool, replica)
+                known.pool, known.replica, known.draining = pool, replica, replica.draining
+                self._records[place] = known
+        gone = {place: record for place, record in old.items() if self._records.get(place) is not record}
+        self._gone = {place: record for place, record in self._gone.items() if record.in_flight} | gone
+        self._rules = {key: rules for key, rules in self._rules.items() if key[0] in pools}
+        self.changed.set()
+        self.changed = asyncio.Event()
+        return list(gone)
 
     def records(self) -> Iterable[ReplicaRecord]:
         """Every replica's record."""
         return self._records.values()
 
     def record(self, pool: str, replica: str) -> ReplicaRecord:
-        """One replica's record."""
-        return self._records[pool, replica]
+        """One replica's record, also of one that is gone and has open attempts."""
+        place = (pool, replica)
+        return self._records.get(place) or self._gone[place]
 
     def healthy(self, record: ReplicaRecord) -> bool:
         """Whether attempts may go to this replica now."""
@@ -200,7 +227,8 @@ class Fleet:
             for pool in pools
             for replica in pool.replicas
             for place in ((pool.name, replica.name),)
-            for record in (self._records[place],)
+            for record in (self._records.get(place),)
+            if record is not None  # it is gone since the request's pools were read
         ]
 
     def taken(
@@ -216,7 +244,7 @@ class Fleet:
 
         Its prompt has `length` tokens, `new` of which the replica must compute.
         """
-        return Taken(self, self._records[pool, replica], new, length, decodes_after_s)
+        return Taken(self, self.record(pool, replica), new, length, decodes_after_s)
 
     def next_number(self) -> int:
         """A number that no other attempt of this process has."""
@@ -224,17 +252,17 @@ class Fleet:
 
     def told_load(self, pool: str, replica: str, load: EngineLoad) -> None:
         """Learn what a replica tells of its load; figures that it leaves out stay as they were."""
-        record = self._records[pool, replica]
+        record = self.record(pool, replica)
         record.load = load if record.load is None else record.load.updated(load)
 
     def ended(self, pool: str, replica: str, sign: health.Sign, root: bytes) -> None:
         """Learn from how an attempt of the conversation `root` ended."""
-        record = self._records[pool, replica]
+        record = self.record(pool, replica)
         record.health = health.ended(record.health, sign, root, self.clock())
 
     def probed(self, pool: str, replica: str, probe: Probe) -> None:
         """Learn from a probe; windows that it did not tell stay as they were."""
-        record = self._records[pool, replica]
+        record = self.record(pool, replica)
         was_up = record.health.probe_ok
         record.health = health.probed(record.health, probe.finding)
         record.asked |= probe.finding is Finding.WELL
@@ -275,3 +303,8 @@ class Fleet:
             if pool in names and (window := record.windows.get(served_name)) is not None
         ]
         return max(known, default=None)
+
+
+def _address(replica: Replica) -> tuple[object, ...]:
+    """Where a server is, and where it tells of its cache."""
+    return replica.url, replica.kv_events

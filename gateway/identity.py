@@ -100,6 +100,10 @@ class Roots:
         self._patterns = patterns
         self._beginnings = Beginnings(seed, sections)
 
+    def use(self, patterns: Mapping[str, tuple[Expression, ...]]) -> None:
+        """Find volatile text by other expressions from now on; heads that are remembered keep their names."""
+        self._patterns = patterns
+
     def of(self, inbound: Inbound, key: Key) -> bytes:
         """32 bytes naming a conversation by its head, up to and including the first user message.
 

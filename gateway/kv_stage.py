@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -37,7 +38,6 @@ SILENT_US: Final = 5_000_000
 """How long after an answer that must have stored blocks a stream may say nothing of them."""
 
 _SESSION_CHARACTERS: Final = 32
-_LEAST: Final = 256  # tokens of a prompt that fill blocks of any usual size
 _LEVELS: Final = {Knowledge.COLD: 0, Knowledge.DEGRADED: 1, Knowledge.EXACT: 2}
 
 
@@ -53,19 +53,37 @@ class KvStage:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self.streams: dict[Place, KvEvents] = {
+        self.streams: dict[Place, KvEvents] = {}
+        self._pools: frozenset[str] = frozenset()
+        self.sessions = KvSessions()
+        self._open: dict[str, _Open] = {}  # by attempt: each one settles
+        self._owed: dict[Place, int] = {}  # since when events are waited for
+        self._knowledge: Gauge | None = None  # with the other metrics, once there is a stream
+        self.update()
+
+    def update(self) -> None:
+        """Have the streams of the configuration from now on; one that has another address begins anew."""
+        old = self.streams
+        self.streams = {
             (pool.name, replica.name): replica.kv_events
-            for pool in services.config.pools.values()
+            for pool in self._services.config.pools.values()
             for replica in pool.replicas
             if replica.kv_events is not None
         }
         self._pools = frozenset(pool for pool, _ in self.streams)
-        self.sessions = KvSessions()
-        self._open: dict[str, _Open] = {}  # by attempt: each one settles
-        self._owed: dict[Place, int] = {}  # since when events are waited for
-        self._add_metrics() if self.streams else None
+        if self.streams and self._knowledge is None:
+            self._knowledge = self._add_metrics()
+        for one in self.streams:
+            if self._knowledge is not None and one not in old:
+                self._knowledge.labels(*one).set_function(partial(self._level, one))
+        for one, events in old.items():
+            if self.streams.get(one) != events:
+                self.sessions.place(one).forget()
 
-    def _add_metrics(self) -> None:
+    def _level(self, place: Place) -> float:
+        return _LEVELS[self.sessions.knowledge(place)]
+
+    def _add_metrics(self) -> Gauge:
         registry, place = self._services.telemetry.registry, ["pool", "replica"]
         self._problems = Counter(
             "ctxgate_kv_event_problems",
@@ -89,8 +107,7 @@ class KvStage:
             "ctxgate_kv_index_bytes", "Memory of what is known by events, estimated.", registry=registry
         )
         size.set_function(lambda: self.sessions.size)
-        for one in self.streams:
-            knowledge.labels(*one).set_function(lambda one=one: _LEVELS[self.sessions.knowledge(one)])  # type: ignore[misc]
+        return knowledge
 
     # ---- for the router ------------------------------------------------------------------------------
 
@@ -140,11 +157,14 @@ class KvStage:
             self._defect("learn from an attempt", error)
 
     def _settled(self, place: Place, opened: _Open, usage: Usage, ending: str) -> None:
-        prompt, cached = usage.prompt, _measured(usage.cached)
+        prompt, cached, sent = usage.prompt, _measured(usage.cached), opened.dispatched
         if not prompt or _measured(usage.uncached) is None or cached is None:
+            if sent is not None:
+                self.sessions.settled(sent, None)
             return
-        known, sent = self.sessions.place(place), opened.dispatched
-        if prompt - cached >= max(_LEAST, 2 * (known.block or 0)) and known.tick == opened.tick:
+        known = self.sessions.place(place)
+        least = 2 * known.block if known.block else self._services.misses.index.least_shortfall(place)
+        if prompt - cached >= least and known.tick == opened.tick:
             self._owed.setdefault(place, self._services.steady_us())
         if sent is None:
             return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.gateway.per_replica import for_each
 from ctxgate.inference.kv_subscriber import Endpoints, Subscriber
 
 if TYPE_CHECKING:
+    from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.kv_stage import KvStage
     from ctxgate.gateway.services import Services
     from ctxgate.inference.kv_events import Batch
@@ -20,13 +23,13 @@ _AGAIN_S: Final = 5.0
 
 async def watch_events(services: Services) -> None:
     """Follow all streams, for ever; none holds another back."""
-    await asyncio.gather(*(_followed(services.kv, place) for place in services.kv.streams))
+    await for_each(services.fleet, partial(_followed, services.kv))
 
 
-async def _followed(kv: KvStage, place: Place) -> None:
-    events = kv.streams[place]
-    endpoints = Endpoints(events.endpoint, events.replay_endpoint, events.topic)
-    while True:
+async def _followed(kv: KvStage, record: ReplicaRecord) -> None:
+    place = (record.pool.name, record.replica.name)
+    while (events := kv.streams.get(place)) is not None:
+        endpoints = Endpoints(events.endpoint, events.replay_endpoint, events.topic)
         try:
             await Subscriber(endpoints, Follower(kv, place)).run()
         except Exception:  # an address that cannot be used, or a defect: requests go on without

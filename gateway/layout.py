@@ -18,7 +18,7 @@ from ctxgate.compression.policy import Level
 from ctxgate.compression.reverting import Reverting, Side
 from ctxgate.compression.validity import Invalid, check_length, check_same
 from ctxgate.gateway.errors import Kind, Refused
-from ctxgate.gateway.first_look import first_look
+from ctxgate.gateway.first_look import first_chain, first_look
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.forms import FRESH_US
 from ctxgate.gateway.ledger import LedgerError
@@ -115,6 +115,7 @@ class LayoutStage:
         body, deadline = inbound.body, self._forms.deadline()
         self._ask_again_each_day(now_us)
         prompt = layout.look(body, inbound.messages, tenant, self._memory)
+        await first_chain(self._memory.chains, tenant, prompt.facts)
         work = layout.lay_out(body, inbound.messages, prompt, tenant, self._memory, policy)
         answer: Mapping[bytes, bytes] | None = None
         try:

@@ -124,7 +124,7 @@ def bounded(evidence: Evidence, most: Divergence | None) -> Evidence | None:
     if most is None and coarse is not None:
         if before is not None and before.place != evidence.place:
             return None
-        if expected is not None and expected.tokens > evidence.cached:
+        if expected is not None and expected.known > evidence.cached:
             return None
         most = replace(coarse, kept_bytes=0, avoidable_bytes=evidence.size)
     loosest = structs.replace(evidence, difference=most)
@@ -161,7 +161,7 @@ def _lost_otherwise(evidence: Evidence, difference: Divergence, before: Before) 
     if before.place != evidence.place:
         return evidence.whole(evidence.tokens_of(_kept(difference, before)))
     expected = evidence.expected
-    return evidence.whole(expected.tokens) if expected is not None and expected.counted else 0
+    return evidence.whole(expected.known) if expected is not None and expected.counted else 0
 
 
 def _head_changed(evidence: Evidence) -> bool:
@@ -197,8 +197,8 @@ def _by_place(evidence: Evidence) -> Miss | None:
         cause, detail = MissCause.MOVED_REPLICA, "/".join(before.place)
         short = evidence.whole(kept) - evidence.cached
     elif expected is not None:
-        short = evidence.whole(expected.tokens) - evidence.cached
-        if not expected.counted and (2 * evidence.cached >= expected.tokens or _head_changed(evidence)):
+        short = evidence.whole(expected.known) - evidence.cached  # evicted ones are missed, too
+        if not expected.counted and (2 * evidence.cached >= expected.known or _head_changed(evidence)):
             return None  # the expectation itself is no better than that
         if expected.foreign < short:
             cause, detail = (

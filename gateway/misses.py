@@ -33,7 +33,7 @@ from ctxgate.inference.usage import Certainty
 from ctxgate.routing.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.previous import Before
@@ -87,6 +87,22 @@ class Misses:
             self._defect("predict the hit of", error)
             return None
 
+    def expected_all(self, seen: Seen | None, places: Collection[Place]) -> dict[Place, Expected]:
+        """What each of these replicas should find of the prompt; those of which nothing is known left out."""
+        if seen is None:
+            return {}
+        try:
+            found = self.index.expected_all(places, seen.sent.chain)
+            before = seen.before
+            if seen.comparison is not None and before is not None and before.place in found:
+                better = self._expect(seen, before.place)  # other bytes may be the same prompt
+                if better is not None:
+                    found[before.place] = better
+            return found
+        except Exception as error:  # noqa: BLE001 - as above
+            self._defect("predict the hits of", error)
+            return {}
+
     def foreseen(self, held: Held) -> Miss | None:
         """The miss that is to be expected of an attempt, its tokens estimated."""
         try:
@@ -111,8 +127,9 @@ class Misses:
         if not same_place or not comparison.exact or comparison.best.rendered:
             return expected
         # Other bytes, the same prompt: it goes on from the one before, which the index cannot know.
-        tokens = max(expected.tokens, self.index.whole_blocks(place, before.tokens or 0))
-        return structs.replace(expected, tokens=tokens, counted=True)
+        known = self.index.whole_blocks(place, before.tokens or 0)
+        tokens, known = max(expected.tokens, known), max(expected.known, known)
+        return structs.replace(expected, tokens=tokens, known=known, counted=True)
 
     def _foreseen(self, held: Held) -> Miss | None:
         seen, expected = held.routed.planned.seen, held.expected
@@ -154,9 +171,21 @@ class Misses:
         """Whether nothing can have been missed: the cheap answer for most requests."""
         if seen.before is not None and seen.before.place != place and not seen.kin:
             return False
-        if expected is not None and expected.tokens > cached:
+        if expected is not None and expected.known > cached:
             return False
         return seen.comparison is None or seen.comparison.is_slight(prompt, self.index.block(place))
+
+    def dispatched(self, held: Held, now_us: int) -> None:
+        """An attempt goes out: its prompt is to be found at its replica until it is settled."""
+        seen, prompt = held.routed.planned.seen, held.attempt.estimated_prompt_tokens
+        if seen is None or prompt is None or len(held.routed.decision.candidates) < 2:
+            return  # where there is no choice nobody asks before it is settled
+        try:
+            chain, sizes = seen.sent.chain, seen.sent.sizes
+            ticket = held.attempt.attempt_id
+            self.index.dispatched(ticket, _place(held), chain, sizes, prompt=prompt, now_us=now_us)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._defect("note", error)
 
     def settled(self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None) -> Miss | None:
         """Why the attempt missed what it could have found, None where it did not, or never ran.
@@ -167,6 +196,7 @@ class Misses:
         if seen is None:
             return None
         try:
+            self.index.withdraw(held.attempt.attempt_id, _place(held))
             return self._settled(held, seen, usage, now_us, findings)
         except Exception as error:  # noqa: BLE001 - nor may it leave an attempt unbooked
             self._defect("explain", error)
@@ -260,7 +290,16 @@ class Misses:
                 day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
                 miss = replace(miss, avoidable_nano=nano)
-        self.index.learn(place, seen.sent.chain, seen.sent.sizes, prompt=prompt, cached=cached, now_us=now_us)
+        output = usage.output
+        self.index.learn(
+            place,
+            seen.sent.chain,
+            seen.sent.sizes,
+            prompt=prompt,
+            cached=cached,
+            now_us=now_us,
+            answer=output.value or 0 if output.certainty is Certainty.MEASURED else 0,
+        )
         before = None if seen.kin else seen.before
         self._previous.keep(
             seen.owner, seen.sent, seen.body, before, place=place, tokens=prompt, now_us=now_us

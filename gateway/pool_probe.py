@@ -56,6 +56,14 @@ class Cost:
     tokens: int = 0
     nano: int = 0
 
+    def count(self, answered: Answered) -> None:
+        """Add an answered call."""
+        usage, held = answered.usage, answered.held
+        day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+        self.calls += 1
+        self.tokens += (usage.prompt or 0) + (usage.output.value or 0)
+        self.nano += charge(usage, held.routed.pool.rates, day).total or 0
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:
@@ -78,6 +86,11 @@ async def examine(services: Services, record: ReplicaRecord) -> list[Examined]:
     cache = await cache_config(services, record)
     load = EngineLoad(kv_tokens=engine_load.kv_tokens(cache))
     services.fleet.told_load(record.pool.name, record.replica.name, load)
+    services.misses.index.tell_size((record.pool.name, record.replica.name), load.kv_tokens)
+    told = cache.get("block_size", "")  # before the first calls: silent events are known by what these store
+    services.misses.index.tell_block(
+        (record.pool.name, record.replica.name), int(told) or None if told.isdecimal() else None
+    )
     aborts = await services.client.abort(url, [f"ctxgate-probe-{services.new_id()}"], headers)
     record.reports_cached = None  # what is known may be of an engine that was here before
     found: list[Examined] = []
@@ -186,18 +199,15 @@ class _Examination:
         if answered.status != 200 or usage.prompt is None:
             return Told()
         known = usage.cached.certainty is Certainty.MEASURED
-        self._cost.calls += 1
-        self._cost.tokens += usage.prompt + (usage.output.value or 0)
-        day = datetime.fromtimestamp(answered.held.attempt.opened_at_us / 1e6, UTC).date()
-        self._cost.nano += charge(usage, self._record.pool.rates, day).total or 0
+        self._cost.count(answered)
         return Told(prompt=usage.prompt, cached=usage.cached.value if known else None)
 
 
-def own_call(services: Services, record: ReplicaRecord, model: Model, raw: bytes) -> Held:
+def own_call(services: Services, record: ReplicaRecord, model: Model, raw: bytes, task: Task = TASK) -> Held:
     """A chat call with the body `raw`, past every stage that decides something: where it goes is known."""
     pool, replica = record.pool, record.replica
     inbound = read_inbound(f"req_{services.new_id()}", Surface.CHAT, {}, raw, services.now_us())
-    allowed = Allowed(Identified(inbound, KEY, TASK, b"ctxgate probe"), model, (pool,))
+    allowed = Allowed(Identified(inbound, KEY, task, b"ctxgate probe"), model, (pool,))
     planned = Planned(allowed, PromptPlan((raw,)), Level.OFF)
     return Pipeline(services).hold(services.routing.fixed(planned, pool, replica, "probe"), 1)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ctxgate.compression.rules import Rule, allowed_rules
-from ctxgate.gateway import pool_probe
+from ctxgate.gateway import pool_probe, pool_steps
 from ctxgate.gateway.context_lengths import unknown_window
 from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
 from ctxgate.inference.finding import Finding
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.pool_probe import Examined
+    from ctxgate.gateway.pool_steps import Step
     from ctxgate.gateway.services import Services
     from ctxgate.inference.template_facts import TemplateFacts, Turns
 
@@ -38,6 +39,7 @@ class ReplicaReport:
     url: str
     down: str | None
     models: tuple[Examined, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -54,9 +56,10 @@ async def probed(services: Services, record: ReplicaRecord) -> ReplicaReport:
     if result.finding is not Finding.WELL:
         return ReplicaReport(pool, replica.name, replica.url, _WHY[result.finding])
     models = await pool_probe.examine(services, record)
+    steps = () if record.pool.provider is not None else await pool_steps.steps(services, record, models)
     stated = {one.name for one in services.config.models.values() if one.window is not None}
     return ReplicaReport(
-        pool, replica.name, replica.url, None, tuple(with_window(one, stated) for one in models)
+        pool, replica.name, replica.url, None, tuple(with_window(one, stated) for one in models), steps
     )
 
 
@@ -79,6 +82,7 @@ def as_json(reports: Sequence[ReplicaReport]) -> dict[str, Any]:
                 "alive": report.down is None,
                 "problem": report.down,
                 "models": [_model_json(one) for one in report.models],
+                "steps": [asdict(one) for one in report.steps],
             }
             for report in reports
         ],
@@ -142,7 +146,16 @@ def _lines(report: ReplicaReport) -> Iterator[str]:
     for one in report.models:
         for problem in one.problems:
             yield f"  ! {one.model}: {problem}"
+    yield from _step_lines(report.steps)
     yield ""
+
+
+def _step_lines(steps: Sequence[Step]) -> Iterator[str]:
+    """One line per step of the conformance probe, and what degrades under those that failed."""
+    for one in steps:
+        yield f"  {one.number:>2} {one.step:<19}{one.found:<8} {one.told}".rstrip()
+        if one.degrades:
+            yield f"      degrades: {one.degrades}"
 
 
 def _cells(one: Examined) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway import pool_probe
+from ctxgate.gateway.per_replica import for_each
 from ctxgate.inference import engine_load
 from ctxgate.inference.client import UpstreamFailed
 from ctxgate.inference.probe import probe
@@ -26,7 +27,7 @@ EXAMINE_EVERY_US: Final = 600_000_000  # at most so often is a replica that come
 
 async def watch(services: Services) -> None:
     """Ask every replica how it is, for ever; a slow one holds no other back."""
-    await asyncio.gather(*(_Watch(services, record).run() for record in services.fleet.records()))
+    await for_each(services.fleet, lambda record: _Watch(services, record).run())
 
 
 class _Watch:
@@ -72,6 +73,7 @@ class _Watch:
             log.warning("replica %s is down (%s)", self._name, result.finding.name.lower())
             self._due = record.pool.probe  # it may come back as another engine
             self._services.kv.down((record.pool.name, record.replica.name))
+            self._services.misses.index.forget((record.pool.name, record.replica.name))
         if not record.health.probe_ok:
             record.settling_until_us = 0  # a replica that is down is not waited for
             return

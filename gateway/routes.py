@@ -52,6 +52,7 @@ def management(application: Application) -> FastAPI:
     _add_models(app, application)
     _add_usage(app, application)
     _add_context(app, application)
+    _add_routing(app, application)
     _add_operations(app, application)
     if application.config.docs:
         _add_docs(app)
@@ -169,6 +170,23 @@ def _add_context(app: FastAPI, application: Application) -> None:
         services.context.wiped(tenant, deleted.forms)
         services.recall.forget(tenant)  # what is left of the team's is indexed again when asked for
         return JSONResponse({"object": "context.deleted", "task": task, "deleted": deleted.originals})
+
+
+def _add_routing(app: FastAPI, application: Application) -> None:
+    @app.get(
+        "/v1/routing/{request_id}",
+        summary="Why one of the team's latest requests went where it did, and what came of it",
+        responses={404: {"description": "No such request of the caller's team is kept by this process"}},
+    )
+    async def decisions(request: Request, request_id: str) -> JSONResponse:
+        key = _caller(application, request)
+        kept = _services(application).routing.decisions
+        # Another team's request is as unknown as one that never was.
+        found = kept.of(request_id, key.organisation, key.team)
+        if found is None:
+            message = "No request of this id is kept; each process keeps its latest ones."
+            raise Refused(Kind.REQUEST_NOT_FOUND, message, "request_id")
+        return JSONResponse({"id": request_id, "object": "routing.decisions", "attempts": found})
 
 
 async def _stored(work: Awaitable[T]) -> T:

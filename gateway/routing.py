@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ctxgate.gateway.context_terms import asked_output
 from ctxgate.gateway.decisions import Decisions
 from ctxgate.gateway.flow import Routed, Surface
 from ctxgate.inference.estimate import estimate_prompt_tokens
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
     from ctxgate.gateway.fleet import Taken
     from ctxgate.gateway.flow import Held, Identified, Planned, Settled
     from ctxgate.gateway.services import Services
-    from ctxgate.routing.prefix_index import Expected, Place
+    from ctxgate.routing.prefix_index import Place
     from ctxgate.routing.snapshot import LatencyBudget, ReplicaState, Speed
 
 log = logging.getLogger(__name__)
 ONLY: Final = "only"  # the reason where there is nothing to choose from
-UNKNOWN_OUTPUT: Final = 256  # tokens of an answer of which nothing is known
+SHORT: Final = "window"  # why a replica may not be chosen whose window is too short for the request
 _DAY_US: Final = 86_400_000_000
 _TIERS: Final = frozenset(tier.value for tier in ServiceTier)
 _EPOCH: Final = date(1970, 1, 1).toordinal()
@@ -56,8 +55,8 @@ class RoutingStage:
     """
 
     def __init__(self, services: Services) -> None:
-        self.speed_of: Callable[[Pool], Speed | None] = _unknown
-        self.output_tokens: Callable[[Identified], int] = _usual_output
+        self.speed_of: Callable[[Pool], Speed | None] = services.speeds.of
+        self.output_tokens: Callable[[Identified], int] = services.speeds.output_tokens
         self._services = services
         self._turns = count()
         self.conversations = Conversations()
@@ -87,24 +86,6 @@ class RoutingStage:
             for order, pool in enumerate(pools)
         }
 
-    def _expected(self, planned: Planned, pools: Sequence[Pool]) -> dict[Place, Expected]:
-        """What each replica should find of the prompt in its cache; those without any knowledge left out."""
-        seen = planned.seen
-        if seen is None:
-            return {}
-        misses, found = self._services.misses, {}
-        for pool in pools:
-            for replica in pool.replicas:
-                place = (pool.name, replica.name)
-                expected = misses.index.expected(place, seen.sent.chain)
-                if expected is not None:
-                    found[place] = expected
-        if seen.before is not None and seen.before.place in found:  # where other bytes may be the same prompt
-            better = misses.expect(seen, seen.before.place)
-            if better is not None:
-                found[seen.before.place] = better
-        return found
-
     # ---- the choice ----------------------------------------------------------------------------------
 
     def route(self, planned: Planned, tried: Collection[Place] = (), spent_us: int = 0) -> Routed | None:
@@ -116,16 +97,21 @@ class RoutingStage:
         budget = allowed.identified.budget.left(spent_us) if spent_us else allowed.identified.budget
         pools = allowed.pools
         if len(pools) == 1 and len(pools[0].replicas) == 1:
-            return None if tried else self._only(planned, pools[0], budget)
+            record = self._services.fleet.record(pools[0].name, pools[0].replicas[0].name)
+            return None if tried or record.draining else self._only(planned, pools[0], budget)
         prompt = self.prompt_tokens(planned)
-        expected = self._expected(planned, pools)
+        places = [(pool.name, replica.name) for pool in pools for replica in pool.replicas]
+        expected = self._services.misses.expected_all(planned.seen, places)
         terms = self.terms(pools, prompt)
         demand = self._demand(planned, prompt, budget)
         told = self._services.kv.hits(planned.seen, pools)
         hits = {place: one.tokens for place, one in expected.items()} | told
         fleet = self._services.fleet
         snapshot = fleet.snapshot(pools, hits, told, self.conversations.live_tokens(fleet.clock()))
-        decision = self._decided(demand, snapshot, terms, tried, allowed.model.routing)
+        out: list[Candidate] = []
+        if tried or len(pools) > 1:
+            snapshot, out = self._divided(snapshot, tried, allowed.model.engine_name, demand)
+        decision = self._decided(demand, snapshot, terms, out, allowed.model.routing)
         if decision is None:
             return None
         pool = next(pool for pool in pools if pool.name == decision.pool)
@@ -180,31 +166,48 @@ class RoutingStage:
             self.output_tokens(identified),
             budget,
             0 if standing is None else standing.credit_nano,
+            fresh=standing is None,
         )
+
+    def _divided(
+        self, snapshot: Sequence[ReplicaState], tried: Collection[Place], engine_name: str, demand: Demand
+    ) -> tuple[list[ReplicaState], list[Candidate]]:
+        """The replicas that were not tried, and the others. Names of replicas are unique within a pool only.
+
+        Those whose window is too short for the prompt and its answer are left out while there are others.
+        """
+        fleet, needed = self._services.fleet, demand.prompt_tokens + demand.output_tokens
+        left: list[ReplicaState] = []
+        short: list[ReplicaState] = []
+        out: list[Candidate] = []
+        for state in snapshot:
+            place = (state.pool, state.name)
+            if place in tried:
+                out.append(Candidate(*place, 0.0, TRIED, state.hit_tokens))
+                continue
+            window = fleet.record(*place).windows.get(engine_name)
+            (left if window is None or needed <= window else short).append(state)
+        if not left:
+            return short, out
+        return left, [*(Candidate(one.pool, one.name, 0.0, SHORT, one.hit_tokens) for one in short), *out]
 
     def _decided(
         self,
         demand: Demand,
         snapshot: Sequence[ReplicaState],
         terms: Mapping[str, PoolTerms],
-        tried: Collection[Place],
+        out: Sequence[Candidate],
         policy: str,
     ) -> RouteDecision | None:
-        """The choice among those that were not tried; names of replicas are unique within a pool only."""
-        left = [state for state in snapshot if (state.pool, state.name) not in tried] if tried else snapshot
+        """The choice among those of the snapshot; those that are `out` are kept with it."""
         try:
-            decision = choose(demand, left, terms, (), policy, turn=next(self._turns))
+            decision = choose(demand, snapshot, terms, (), policy, turn=next(self._turns))
         except Exception as error:  # noqa: BLE001 - no defect in choosing may fail a request
             log.error("cannot weigh the replicas of a request: %s", type(error).__name__)
             self._services.telemetry.routing_failures.inc()
-            decision = rendezvous(demand.root, left)
-        if decision is None or not tried:
+            decision = rendezvous(demand.root, snapshot)
+        if decision is None or not out:
             return decision
-        out = (
-            Candidate(state.pool, state.name, 0.0, TRIED, state.hit_tokens)
-            for state in snapshot
-            if (state.pool, state.name) in tried
-        )
         return replace(decision, candidates=(*decision.candidates, *out))
 
     def _note(self, routed: Routed, terms: Mapping[str, PoolTerms]) -> None:
@@ -252,16 +255,6 @@ class RoutingStage:
             self.decisions.settled(settled, total_us)
         except Exception as error:  # noqa: BLE001 - no defect in comparing may leave an attempt unbooked
             log.error("cannot compare an attempt with its prediction: %s", type(error).__name__)
-
-
-def _unknown(_pool: Pool) -> None:
-    """No pool's speed is known."""
-
-
-def _usual_output(identified: Identified) -> int:
-    """Not above what the request allows."""
-    asked = asked_output(identified.inbound.body)
-    return UNKNOWN_OUTPUT if asked is None else min(asked, UNKNOWN_OUTPUT)
 
 
 def predicted(held: Held) -> Headers:

@@ -18,12 +18,14 @@ from ctxgate.gateway.kv_stage import KvStage
 from ctxgate.gateway.misses import Misses
 from ctxgate.gateway.patience import Patience
 from ctxgate.gateway.routing import RoutingStage
+from ctxgate.gateway.speeds import Speeds
 from ctxgate.gateway.tool_refusal import ToolRefusal
 from ctxgate.inference.estimate import TokenRatio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from ctxgate.compression.expressions import Expression
     from ctxgate.gateway.archive import Archive
     from ctxgate.gateway.attempt import Attempt
     from ctxgate.gateway.cache_salt import Salts
@@ -89,6 +91,11 @@ class Ratios:
         self._by_model[model] = self.of(model).updated(size, tokens)
 
 
+def _patterns(config: Config) -> dict[str, tuple[Expression, ...]]:
+    """By team, the expressions that find volatile text."""
+    return {name: team.patterns for name, team in config.teams.items()}
+
+
 @dataclass(slots=True)
 class Services:
     """The gateway's working parts.
@@ -123,15 +130,28 @@ class Services:
     savings: Savings = field(init=False)
     routing: RoutingStage = field(init=False)
     kv: KvStage = field(init=False)
+    speeds: Speeds = field(init=False)
     roots: Roots = field(init=False)
 
     def __post_init__(self) -> None:
         self.misses = Misses(self.telemetry.unexplained.inc)
         self.savings = Savings(self)
+        self.speeds = Speeds()
+        self.speeds.update(self.config.pools.values())
         self.routing = RoutingStage(self)
         self.kv = KvStage(self)
-        patterns = {name: team.patterns for name, team in self.config.teams.items()}
-        self.roots = Roots(patterns, secrets.randbits(64), self.layout.sections)
+        self.roots = Roots(_patterns(self.config), secrets.randbits(64), self.layout.sections)
+
+    def reconfigure(self, config: Config, keys: KeyRing) -> None:
+        """Work by another configuration from now on."""
+        self.config, self.keys = config, keys
+        self.roots.use(_patterns(config))
+        self.speeds.update(config.pools.values())
+        gone = self.fleet.update(config.pools)
+        self.kv.update()
+        for place in gone:
+            self.misses.index.forget(place)
+            self.telemetry.forget(place)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run something beside the request that needs it; waited for at shutdown."""

@@ -28,6 +28,17 @@ RECORDED_TOKEN_S: Final = 0.0125
 LEAST_S: Final = 0.1
 
 
+LOOP: Final = 0.8
+"""From this share of requests on that follow a tool's result, a session is an agent's loop."""
+
+
+def kind_of(session: Session) -> str:
+    """Whether a session is an agent's loop of tool calls or a dialogue with a person."""
+    turns = list(session.turns())
+    tools = sum(turn.messages[-1]["role"] == "tool" for turn in turns)
+    return "agent" if tools >= LOOP * len(turns) else "interactive"
+
+
 def shape_of(session: Session, kind: str, tokens: Tokens) -> Shape:
     """A session's shape. Raises ValueError for a prompt that cannot be rendered.
 

@@ -5,6 +5,7 @@ A task, a key or a path is never a label: they are unbounded, and live in the le
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.ledger import Ledger
     from ctxgate.gateway.miss import Miss
     from ctxgate.inference.usage import Count
+    from ctxgate.routing.prefix_index import Place
 
 _TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -258,8 +260,20 @@ class Telemetry:
             replica,
             registry=r,
         )
+        self.generation = Gauge(
+            "ctxgate_config_generation", "How often a configuration was taken over.", registry=r
+        )
+        self.reloads = Counter(
+            "ctxgate_config_reloads", "Configurations read again, by outcome.", ["outcome"], registry=r
+        )
         self.clients = Gauge("ctxgate_open_requests", "Client requests being served.", registry=r)
         self.ledger_pending = Gauge("ctxgate_ledger_pending", "Ledger steps not yet durable.", registry=r)
+
+    def forget(self, place: Place) -> None:
+        """Show nothing more of a replica that is gone."""
+        for gauge in (self.in_flight, self.healthy, self.reports_cached):
+            with suppress(KeyError):  # nothing was shown of it
+                gauge.remove(*place)
 
     def request(self, surface: str, status: int) -> None:
         """Count one client request; status 0 means that the client left before an answer."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ctxgate.inference.kv_events import Batch, Message
 
 QUEUED: Final = 20_000  # messages that wait in the socket at most
-AT_ONCE: Final = 32  # messages that are read before others get their turn on the event loop
+AT_ONCE: Final = 8  # messages that are read before others get their turn on the event loop
 MOST_REPLAYED: Final = 50_000  # messages of one replay
 MAX_MESSAGE: Final = 64 * 2**20  # bytes
 
@@ -73,7 +73,7 @@ class Subscriber:
     async def run(self) -> None:
         """Follow the stream for ever. Raises ImportError without pyzmq, zmq.ZMQError for a bad address."""
         import zmq  # noqa: PLC0415 - an extra
-        import zmq.asyncio  # noqa: PLC0415
+        import zmq.asyncio  # noqa: PLC0415 - as above
 
         self._context = zmq.asyncio.Context()
         try:

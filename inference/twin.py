@@ -16,7 +16,8 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ctxgate.inference.twin_cache import BlockPool, block_key, extend_chain
+from ctxgate.inference.kv_events import DEVICE, Stored
+from ctxgate.inference.twin_cache import BlockPool, block_key, event_hash, extend_chain
 from ctxgate.inference.twin_job import (
     Admission,
     Output,
@@ -30,6 +31,7 @@ from ctxgate.inference.twin_job import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ctxgate.inference.kv_events import Event
     from ctxgate.inference.twin_job import Job, Vocabulary
     from ctxgate.inference.twin_profile import Profile
 
@@ -231,10 +233,27 @@ class Twin:
             return False
         if needed > 0:
             sequence.blocks += self.pool.allocate(needed)
-        for index in range(sequence.published, upto // self.block_size):
+        start, end = sequence.published, upto // self.block_size
+        for index in range(start, end):
             self.pool.publish(sequence.blocks[index], sequence.keys[index])
-            sequence.published = index + 1
+        if start < end:
+            sequence.published = end
+            if self.pool.events is not None:
+                self.pool.events.append(self._stored(sequence, start, end))
         return True
+
+    def _stored(self, sequence: _Sequence, start: int, end: int) -> Stored:
+        """The event of blocks of a sequence that entered the cache."""
+        parent = event_hash(sequence.keys[start - 1]) if start else None
+        hashes = tuple(map(event_hash, sequence.keys[start:end]))
+        return Stored(hashes, parent, self.block_size, DEVICE, sequence.job.session)
+
+    def take_events(self) -> list[Event]:
+        """What entered and left the cache since the last call, where `pool.events` is a list."""
+        events = self.pool.events or []
+        if events:
+            self.pool.events = []
+        return events
 
     def _preempt(self, sequence: _Sequence) -> None:
         self._free(sequence)

@@ -13,8 +13,12 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from ctxgate.inference.kv_events import DEVICE, Cleared, Removed
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from ctxgate.inference.kv_events import Event
 
 NULL_BLOCK: Final = 0  # a placeholder that is never handed out, as in the engine
 
@@ -37,13 +41,19 @@ def extend_chain(keys: list[bytes], tokens: Sequence[int], block_size: int, salt
         keys.append(block_key(keys[-1], block) if keys else block_key(b"", block, salt))
 
 
+def event_hash(key: bytes) -> int:
+    """A block's key as cache events name it."""
+    return int.from_bytes(key[-8:], "big")
+
+
 class BlockPool:
     """A fixed number of blocks, each free, in use, or free but still holding a cached prefix.
 
-    `evicted` counts the cached blocks that were given to another owner.
+    `evicted` counts the cached blocks that were given to another owner. `events` collects what left the
+    cache, where somebody wants to know: None, where nobody does.
     """
 
-    __slots__ = ("_cached", "_free", "_keys", "_references", "evicted", "size")
+    __slots__ = ("_cached", "_free", "_keys", "_references", "events", "evicted", "size")
 
     def __init__(self, size: int) -> None:
         """Make a pool of `size` blocks, one of which is the null block. Raises ValueError below 2."""
@@ -51,6 +61,7 @@ class BlockPool:
             raise ValueError("a pool needs the null block and at least one more")
         self.size = size
         self.evicted = 0
+        self.events: list[Event] | None = None
         self._references = [0] * size
         self._keys: list[bytes | None] = [None] * size
         # The oldest of several equal blocks serves a hit.
@@ -128,6 +139,8 @@ class BlockPool:
             return False
         self._cached.clear()
         self._keys = [None] * self.size
+        if self.events is not None:
+            self.events.append(Cleared())
         return True
 
     def _forget(self, block: int) -> None:
@@ -140,3 +153,5 @@ class BlockPool:
         if not holders:
             del self._cached[key]
         self.evicted += 1
+        if self.events is not None:
+            self.events.append(Removed((event_hash(key),), DEVICE))

@@ -18,6 +18,7 @@ from ctxgate.inference.twin_job import Output
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
+    from ctxgate.inference import kv_events
     from ctxgate.inference.twin import Twin
     from ctxgate.inference.twin_job import Job
     from ctxgate.inference.twin_text import Answer, Delta
@@ -61,6 +62,9 @@ class TwinEngine:
     def __init__(self, twin: Twin, clock: Callable[[], float] = time.monotonic) -> None:
         self.twin = twin
         self.clock = clock
+        self.publish: Callable[[Sequence[kv_events.Event]], None] | None = (
+            None  # takes the cache events of each step
+        )
         self._wake = asyncio.Event()
         self._mailboxes: dict[str, Mailbox] = {}
         self._external: defaultdict[str, list[str]] = defaultdict(list)
@@ -84,7 +88,10 @@ class TwinEngine:
                 await self._wake.wait()
                 continue
             await asyncio.sleep(max(0.0, step.ends - self.clock()))
-            for output in self.twin.complete(self.clock()):
+            outputs = self.twin.complete(self.clock())
+            if self.publish is not None and (events := self.twin.take_events()):
+                self.publish(events)
+            for output in outputs:
                 self._mailboxes[output.id].put(output)
 
     def submit(self, jobs: Mapping[str, Sequence[Job]]) -> Mailbox:

@@ -37,6 +37,7 @@ class Job:
     ignore_eos: bool = False
     min_tokens: int = 0
     read_cache: bool = True  # vLLM skips the lookup when prompt log-probabilities are asked for
+    session: str | None = None  # whose events say who stored a block
 
 
 @dataclass(frozen=True, slots=True)

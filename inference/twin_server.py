@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ctxgate.inference.kv_publisher import EventAddresses, publishing
 from ctxgate.inference.prompts import PromptRenderer
 from ctxgate.inference.twin import Twin
 from ctxgate.inference.twin_engine import TwinEngine, deltas
@@ -58,6 +59,7 @@ AskedT = TypeVar("AskedT")
 PromptT = TypeVar("PromptT")
 
 VERSION: Final = "0.32.0"
+SESSION: Final = "x-session-id"
 LARGE_BODY: Final = 64 * 1024  # bytes from which rendering leaves the event loop
 KV_TOKENS: Final = 2**20  # what the cache holds unless told otherwise
 
@@ -72,6 +74,7 @@ class TwinSettings:
     blocks: int | None = None
     max_model_len: int = 131072
     max_num_queued_reqs: int | None = None
+    kv_events: EventAddresses | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -89,6 +92,7 @@ class _Generation:
     """A request on its way: its reply, its jobs by outside id, its answers by job id."""
 
     reply: Reply
+    session: str | None = None
     jobs: dict[str, list[Job]] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
 
@@ -137,13 +141,15 @@ class TwinServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self._steps = asyncio.create_task(self.engine.run())
-        try:
-            yield
-        finally:
-            self._steps.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._steps
+        async with publishing(self.settings.kv_events) as self.engine.publish:
+            self.twin.pool.events = None if self.engine.publish is None else []
+            self._steps = asyncio.create_task(self.engine.run())
+            try:
+                yield
+            finally:
+                self._steps.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._steps
 
     def piece(self, token: int) -> str:
         """The text of one token; empty for special ones."""
@@ -162,7 +168,8 @@ class TwinServer:
         asked.check_sampling()
         envelope = self._envelope("chatcmpl", request, asked)
         answers = [self._answer(asked, index, 0) for index in range(asked.choices)]
-        generation = _Generation(ChatReply(asked, envelope, prompt, answers, self._logprobs))
+        reply = ChatReply(asked, envelope, prompt, answers, self._logprobs)
+        generation = _Generation(reply, request.headers.get(SESSION))
         limit = self.intake.limit(asked.limit, len(prompt))
         self._add_jobs(generation, envelope.id, asked, prompt, limit, answers)
         return await self._respond(request, generation, stream=bool(asked.stream))
@@ -182,7 +189,8 @@ class TwinServer:
             for choice in range(asked.choices)
         ]
         echoes = [self.renderer.decode(prompt) if asked.echo else "" for prompt in prompts]
-        generation = _Generation(CompletionReply(asked, envelope, prompts, answers, self._logprobs, echoes))
+        reply = CompletionReply(asked, envelope, prompts, answers, self._logprobs, echoes)
+        generation = _Generation(reply, request.headers.get(SESSION))
         for number, prompt in enumerate(prompts):
             limit = self.intake.limit(asked.limit, len(prompt))
             own = [answer for answer in answers if answer.prompt == number]
@@ -321,6 +329,7 @@ class TwinServer:
                 ignore_eos=asked.ignore_eos,
                 min_tokens=asked.min_tokens,
                 read_cache=asked.prompt_logprobs is None,
+                session=generation.session,
             )
             generation.jobs.setdefault(external, []).append(job)
             generation.answers[job.id] = answer

@@ -112,34 +112,45 @@ def predict(demand: Demand, states: Sequence[ReplicaState], pools: Mapping[str, 
     length, output, budget = demand.prompt_tokens, demand.output_tokens, demand.budget
     first_us, last_us = budget.ttft_us, budget.total_us
     unbounded = first_us is None and last_us is None
+    more, most_hit = max(output - 1, 0), max(length - 1, 0)
     found: list[Open] = []
     for state in states:
         terms = pools.get(state.pool)
-        hit = max(min(state.hit_tokens, length - 1), 0)
+        hit = state.hit_tokens if state.hit_tokens < most_hit else most_hit
         wait = ttft = total = cost = None
         fits: bool | None = unbounded or None
         used = 0.0
         if terms is not None:
-            if terms.rates is not None:
-                cost = price(length - hit, hit, output, terms.rates)
-            speed = terms.speed
+            rates, speed = terms.rates, terms.speed
+            if rates is not None:
+                cost = price(length - hit, hit, output, rates)
             if speed is not None:
                 work = state.work
-                sequences = max(state.in_flight, (work.running or 0) + (work.waiting or 0))
-                slot = speed.slot_s(output, length, work, sequences)
+                slot, ahead = 0.0, state.in_flight if work.running is None else _sequences(state)
+                if speed.slots is not None and ahead >= speed.slots:
+                    slot = speed.slot_s(output, length, work, ahead)
                 wait = speed.queue_s(work) + slot
                 ttft = speed.ttft_s(length - hit, length, work) + slot
-                total = ttft + max(output - 1, 0) * speed.itl_s(length, work)
+                total = ttft + more * speed.itl_s(length, work)
                 if not unbounded:
-                    used = max(_used(ttft, first_us), _used(total, last_us))
+                    if first_us is not None:
+                        used = _used(ttft, first_us)
+                    if last_us is not None:
+                        used = max(used, _used(total, last_us))
                     fits = used <= 1.0
         found.append(Open(state, terms, hit, wait, ttft, total, cost, fits, used))
     return found
 
 
-def _used(seconds: float, bound_us: int | None) -> float:
-    """The share of a bound; of none at all 0, of one that is spent already more than any other."""
-    return 0.0 if bound_us is None else seconds * 1e6 / max(bound_us, 1)
+def _sequences(state: ReplicaState) -> int:
+    """How many are in flight there: of this gateway, or of all its clients where the engine tells more."""
+    work = state.work
+    return max(state.in_flight, (work.running or 0) + (work.waiting or 0))
+
+
+def _used(seconds: float, bound_us: int) -> float:
+    """The share of a bound; of one that is spent already, more than of any other."""
+    return seconds * 1e6 / (bound_us or 1)
 
 
 def price(new: int, hit: int, output: int, rates: Rates) -> int:

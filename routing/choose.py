@@ -17,10 +17,12 @@ other from its conversations.
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import takewhile
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.inference.rates import TOKENS_PER_RATE
+from ctxgate.inference.record import Record
 from ctxgate.routing.candidates import (
     UNHEALTHY,
     Candidate,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ctxgate.routing.candidates import Open
-    from ctxgate.routing.snapshot import Demand, PoolTerms, ReplicaState
+    from ctxgate.routing.snapshot import Demand, LatencyBudget, PoolTerms, ReplicaState
 
 __all__ = ["Candidate", "RouteDecision", "choose", "rendezvous", "rendezvous_score"]
 
@@ -45,13 +47,26 @@ BOUND: Final = 1.25
 """How much more than the least burden the home of an unknown conversation may have."""
 QUIET: Final = 8
 """So many attempts in flight keep no conversation from its home where speeds are unknown."""
-
-SAFE: Final = 0.75
-"""A prediction that takes no more of its bound than this is safe: one that takes all of it is not."""
+WAIT: Final = 0.5
+"""The price of a second of waiting, in prices of a second of prefill. Below 1, or else a prompt whose prefix
+is being computed would go and compute it once more elsewhere."""
+SAFE: Final = 0.3
+"""A prediction that takes no more of its bound than this is safe."""
+RISK: Final = 8.0
+"""What is added to a burden whose prediction takes all of its bound, in times the burden."""
 RENT: Final = 2.0
 """What a token newly kept in a cache full of live conversations costs, in prices of computing one anew."""
 
-_SAFE, _FITS, _UNKNOWN, _LATE = range(4)
+_FITS, _UNKNOWN, _LATE = range(3)
+_LEVEL: Final = (False, 0)
+
+
+class _Worth(Record, frozen=True):
+    """Nano-dollars in one pool: of a second of the answer, of a second of waiting, of a token's room."""
+
+    hurry: float
+    wait: float
+    rent: float
 
 
 class _Weighed:
@@ -93,7 +108,7 @@ def choose(
         return None
     found = predict(demand, states, pools)
     if policy == CTXGATE:
-        ranked, reason = _ranked(found, demand)
+        ranked, reason = _ranked(found, demand, pools)
     else:
         ranked, reason = BASELINES[policy](found, demand, turn), policy
     best = ranked[0][0]
@@ -101,9 +116,12 @@ def choose(
     return RouteDecision(best.state.pool, best.state.name, policy, candidates, best.fits, reason)
 
 
-def _ranked(found: Sequence[Open], demand: Demand) -> tuple[list[tuple[Open, float]], str]:
+def _ranked(
+    found: Sequence[Open], demand: Demand, pools: Mapping[str, PoolTerms]
+) -> tuple[list[tuple[Open, float]], str]:
     """Best first with their scores, and why."""
-    weighed = [_weigh(one, demand) for one in found]
+    worth = _worth(pools, demand.budget)
+    weighed = [_weigh(one, demand, worth) for one in found]
     if not demand.fresh:
         _charge_leaving(weighed, demand.credit_nano)
     weighed.sort(key=_Weighed.order)
@@ -119,34 +137,61 @@ def _ranked(found: Sequence[Open], demand: Demand) -> tuple[list[tuple[Open, flo
     return [(each.one, -each.burden) for each in (*near, *rest)], reason
 
 
-def _weigh(one: Open, demand: Demand) -> _Weighed:
-    budget = demand.budget
+def _weigh(one: Open, demand: Demand, worth: Mapping[str, _Worth]) -> _Weighed:
+    terms, cost, total = one.terms, one.cost_nano, one.total_s
     if one.fits:
-        rank, late = _SAFE if one.used <= SAFE else _FITS, 0.0
-    elif one.ttft_s is None or one.total_s is None:
+        rank, late = _FITS, 0.0
+    elif total is None:
         rank, late = _UNKNOWN, 0.0
     else:
-        first = -inf if budget.ttft_us is None else one.ttft_s - budget.ttft_us / 1e6
-        last = -inf if budget.total_us is None else one.total_s - budget.total_us / 1e6
-        rank, late = _LATE, max(first, last)
-    hurried = budget.prefer == "fast" and budget.ttft_us is None and budget.total_us is None
-    terms, cost = one.terms, one.cost_nano
+        rank, late = _LATE, _late_s(one, demand.budget)
+    prefer = demand.budget.prefer
     if terms is None:
-        return _Weighed(one, rank, late, (budget.prefer is not None, 0), 0.0)
-    aside = (budget.prefer is not None and terms.profile != budget.prefer, terms.order)
-    if cost is None or terms.rates is None:
+        return _Weighed(one, rank, late, (prefer is not None, 0), 0.0)
+    aside = (prefer is not None and terms.profile != prefer, terms.order)
+    if cost is None:
         return _Weighed(one, rank, late, aside, one.ttft_s or 0.0)
-    if terms.speed is None or one.wait_s is None or one.total_s is None:
-        return _Weighed(one, rank, late, aside if hurried else (False, 0), cost)
-    second = terms.rates.uncached / TOKENS_PER_RATE / max(terms.speed.linear_s, 1e-12)
-    seconds = one.total_s if hurried else one.wait_s
-    state, rates = one.state, terms.rates
-    burden = cost + second * seconds
+    if one.wait_s is None or total is None:
+        return _Weighed(one, rank, late, aside if prefer == "fast" else _LEVEL, cost)
+    state, prices = one.state, worth[terms.name]
+    burden = cost + (prices.hurry * total if prices.hurry else prices.wait * one.wait_s)
     if state.live_tokens and state.kv_tokens:
         kept = demand.prompt_tokens - one.hit + demand.output_tokens
-        lost = max(rates.uncached - rates.cached, 0) / TOKENS_PER_RATE
-        burden += RENT * lost * kept * state.live_tokens / state.kv_tokens
-    return _Weighed(one, rank, late, (False, 0), burden)
+        burden += prices.rent * kept * state.live_tokens / state.kv_tokens
+    if one.used > SAFE and rank == _FITS:
+        burden *= 1.0 + RISK * (one.used - SAFE) / (1.0 - SAFE)
+    return _Weighed(one, rank, late, _LEVEL, burden)
+
+
+def _late_s(one: Open, budget: LatencyBudget) -> float:
+    """How much later than the budget an attempt would be."""
+    first = -inf if budget.ttft_us is None else (one.ttft_s or 0.0) - budget.ttft_us / 1e6
+    last = -inf if budget.total_us is None else (one.total_s or 0.0) - budget.total_us / 1e6
+    return max(first, last)
+
+
+def _worth(pools: Mapping[str, PoolTerms], budget: LatencyBudget) -> dict[str, _Worth]:
+    """What time and room are worth in each pool.
+
+    A request without a bound that prefers to be fast pays for each second of the whole answer what a second
+    costs where it costs most.
+    """
+    seconds = {terms.name: _second(terms) for terms in pools.values()}
+    hurried = budget.prefer == "fast" and not budget.bounds
+    hurry = max(seconds.values(), default=0.0) if hurried else 0.0
+    found: dict[str, _Worth] = {}
+    for terms in pools.values():
+        rates = terms.rates
+        lost = 0 if rates is None else max(rates.uncached - rates.cached, 0)
+        found[terms.name] = _Worth(hurry, WAIT * seconds[terms.name], RENT * lost / TOKENS_PER_RATE)
+    return found
+
+
+def _second(terms: PoolTerms) -> float:
+    """The price of a second of a replica that prefills, in nano-dollars; 0 where it is not known."""
+    if terms.rates is None or terms.speed is None:
+        return 0.0
+    return terms.rates.uncached / TOKENS_PER_RATE / max(terms.speed.linear_s, 1e-12)
 
 
 def _charge_leaving(weighed: Sequence[_Weighed], credit_nano: int) -> None:
@@ -162,20 +207,24 @@ def _charge_leaving(weighed: Sequence[_Weighed], credit_nano: int) -> None:
 
 
 def _near(weighed: Sequence[_Weighed], demand: Demand) -> list[_Weighed]:
-    """Those that are as good as the first one, best first."""
+    """Those that are as good as the first one, the best in front."""
     rank, late, unpriced, aside, burden = weighed[0].order()
     most = (rank, late, unpriced, aside, burden * NEAR)
-    near = [each for each in weighed if each.order() <= most]
-    if len(near) > 1:
-        prefer, key = demand.budget.prefer, demand.request_id.encode()[:64]
-        near.sort(
-            key=lambda each: (
-                prefer is not None and (each.one.terms is None or each.one.terms.profile != prefer),
-                each.one.ttft_s or 0.0,
-                _hash(key, each.one),
-            )
-        )
-    return near
+    near = list(takewhile(lambda each: each.order() <= most, weighed))  # they are sorted
+    if len(near) == 1:
+        return near
+    prefer = demand.budget.prefer
+    timed = [
+        ((prefer is not None and not _is(each.one, prefer), each.one.ttft_s or 0.0), each) for each in near
+    ]
+    least = min(key for key, _ in timed)
+    key = demand.request_id.encode()[:64]
+    first = min((each for found, each in timed if found == least), key=lambda each: _hash(key, each.one))
+    return [first, *(each for each in near if each is not first)]
+
+
+def _is(one: Open, profile: str) -> bool:
+    return one.terms is not None and one.terms.profile == profile
 
 
 def _home(best: _Weighed, weighed: Sequence[_Weighed]) -> list[_Weighed]:

@@ -119,7 +119,7 @@ class RunCache:
         prompt.held = hit
 
     def grow(self, prompt: Prompt, blocks: int) -> bool:
-        """Hold `blocks` blocks in all, evicting what is oldest; False, and nothing done, if too few are free."""
+        """Hold `blocks` blocks in all, evicting the oldest; False, and nothing done, if too few are free."""
         needed = blocks - prompt.held
         if needed > self.free:
             return False

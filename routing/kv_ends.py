@@ -15,13 +15,25 @@ from typing import Final
 ENDINGS: Final = frozenset({"stop", "length", "tool_calls"})
 """Ways for an answer to end that are told apart; all others are one."""
 
-_VOTES: Final = 16
+_SEEN: Final = 16  # latest prompts of each kind, of which most are right: some are no next turn at all
 
 
 @dataclass(slots=True)
 class _End:
+    """`bounds`: at least and at most how many tokens before the earlier prompt's end each pair parted."""
+
     short: int = 0
-    votes: deque[bool] = field(default_factory=lambda: deque(maxlen=_VOTES))
+    bounds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SEEN))
+    reached: deque[bool] = field(default_factory=lambda: deque(maxlen=_SEEN))
+
+    def bound(self, least: int, most: int) -> None:
+        """Take one more pair: the smallest number that fits most of the latest ones is believed."""
+        self.bounds.append((least, most))
+        fits = {
+            value: sum(low <= value <= high for low, high in self.bounds)
+            for value in {0, *(low for low, _ in self.bounds)}
+        }
+        self.short = min(fits, key=lambda value: (-fits[value], value))
 
 
 class Ends:
@@ -36,8 +48,8 @@ class Ends:
 
     def reaches(self, pool: str, ending: str) -> bool:
         """Whether hits mostly go on to the end of the answer; not while nothing was seen."""
-        votes = self._end(pool, ending).votes
-        return 2 * sum(votes) > len(votes)
+        reached = self._end(pool, ending).reached
+        return 2 * sum(reached) > len(reached)
 
     def learn(self, pool: str, ending: str, *, prompt: int, block: int, shared: int, answered: int) -> None:
         """Note that a prompt of so many tokens shares `shared` blocks with the next one.
@@ -46,11 +58,11 @@ class Ends:
         """
         end, whole = self._end(pool, ending), prompt // block
         if shared < whole:
-            end.short = max(end.short, prompt - (shared + 1) * block + 1)
+            end.bound(prompt - (shared + 1) * block + 1, prompt - shared * block)
             return
-        end.short = min(end.short, prompt - whole * block)
+        end.bound(0, prompt - whole * block)
         if answered > whole:
-            end.votes.append(shared >= answered)
+            end.reached.append(shared >= answered)
 
     def _end(self, pool: str, ending: str) -> _End:
         key = pool, ending if ending in ENDINGS else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ctxgate.inference.kv_events import DEVICE, Cleared, Removed
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINKS: Final = 50_000  # of chains
 SESSIONS: Final = 10_000
 _STORED: Final = 64  # rows of blocks per session: what its latest attempts stored
-_LATEST: Final = 32  # links at a chain's end: there the next turn's prompt goes on from the one before
+_LATEST: Final = 16  # links at a chain's end: there the next turn's prompt goes on from the one before
 _LINK_BYTES: Final = 250
 _SESSION_BYTES: Final = 1000
 _PROOF: Final = 8  # predictions in a row that came true prove a stream that was not read from its start
@@ -126,6 +126,7 @@ class KvPlace:
         self._young: dict[bytes, Mark] = {}
         self._old: dict[bytes, Mark] = {}
         self._sessions: dict[str, Session] = {}
+        self.open: Counter[bytes] = Counter()  # links of prompts that are being read, not known before
 
     def begin(self, *, complete: bool) -> None:
         """A stream of events begins; `complete`: with the engine's very first one."""
@@ -197,14 +198,17 @@ class KvPlace:
 
         A few look-ups: a link that is known mostly has known ones before it.
         """
+        young, old = self._young, self._old
         start = max(len(chain) - _LATEST, 0)
         for at in range(len(chain) - 1, start - 1, -1):
-            if chain[at] in self._young or chain[at] in self._old:
+            link = chain[at]
+            if link in young or link in old:
                 return at
         low, high = -1, start
         while high - low > 1:
             middle = (low + high) // 2
-            if chain[middle] in self._young or chain[middle] in self._old:
+            link = chain[middle]
+            if link in young or link in old:
                 low = middle
             else:
                 high = middle

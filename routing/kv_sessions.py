@@ -45,7 +45,10 @@ class Foreseen(Record, frozen=True):
 
 
 class Dispatched(Record, frozen=True):
-    """An attempt as it went out: what was foreseen of it, and behind which batch of which tree it comes."""
+    """An attempt as it went out: what was foreseen of it, and behind which batch of which tree it comes.
+
+    `new` are the links of its chain that were not known then. Every one has to be settled.
+    """
 
     place: Place
     session: str
@@ -53,6 +56,7 @@ class Dispatched(Record, frozen=True):
     since: int
     tree: Blocks
     foreseen: Foreseen | None
+    new: tuple[bytes, ...] = ()
 
 
 class Outcome(Record, frozen=True):
@@ -127,6 +131,8 @@ class KvSessions:
         mark, block = known.mark(chain[at]), known.block
         if mark is None or mark.tokens is None:
             return None
+        if at + 1 < len(chain) and chain[at + 1] in known.open:
+            return None  # another attempt is storing more of this prompt just now
         if (there := _there(mark, known)) is None:
             return None
         most = mark.tokens // block
@@ -143,12 +149,23 @@ class KvSessions:
     def sent(self, place: Place, session: str, chain: Sequence[bytes]) -> Dispatched:
         """Note that an attempt of a session goes out now."""
         known = self.place(place)
-        return Dispatched(place, session, tuple(chain), known.tick, known.tree, self.foresee(place, chain))
+        foreseen, new = self.foresee(place, chain), tuple(chain[known.deepest(chain) + 1 :])
+        known.open.update(new)
+        return Dispatched(place, session, tuple(chain), known.tick, known.tree, foreseen, new)
 
-    def settled(self, sent: Dispatched, outcome: Outcome) -> None:
-        """Learn from how an attempt ended. One whose blocks have not been told of yet is kept for a while."""
+    def settled(self, sent: Dispatched, outcome: Outcome | None) -> None:
+        """Learn from how an attempt ended, None: nobody knows. Called once for each attempt.
+
+        One whose blocks have not been told of yet is kept for a while.
+        """
         known = self.place(sent.place)
-        if sent.tree is not known.tree or outcome.prompt <= 0 or not sent.chain:
+        if sent.tree is not known.tree:
+            return
+        for link in sent.new:
+            known.open[link] -= 1
+            if known.open[link] <= 0:
+                del known.open[link]
+        if outcome is None or outcome.prompt <= 0 or not sent.chain:
             return
         if sent.foreseen is not None and outcome.cached is not None:
             right = sent.foreseen.tokens == outcome.cached

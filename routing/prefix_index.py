@@ -7,54 +7,47 @@ template prints first may differ. The index keeps, per place (a pool and a repli
 prompt had at each hash.
 
 A reply's usage tells the tokens of a whole prompt. Points between two such ends are apportioned by bytes,
-and corrected when a reply tells how much of the prompt was found in the cache. The engine's answers are
-not in the index: a hit that reaches into one is more than was expected.
+and corrected when a reply tells how much of the prompt was found in the cache. The engine keeps what it
+generates, too: how far the next prompt reaches into an answer is learned from the hits that follow.
 
-Cost: a look-up per element that is new, and one pass over the chain when its usage is known.
+What a cache has no room for any more is not expected (`lru_stack`). A prompt that is under way counts as
+read until its attempt is settled (`prefix_ahead`).
+
+Cost: some dozen look-ups for each replica that knows a beginning, two for any other; one pass over the
+chain when a prompt's usage is known.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
-from math import gcd
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ctxgate.inference.record import Record
+from ctxgate.routing.prefix_place import LINK_BYTES, PlaceMemory
+from ctxgate.routing.snapshot import Knowledge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 Place: TypeAlias = "tuple[str, str]"
 """A pool and a replica of it, by name."""
 
 ENTRIES: Final = 100_000  # per place: some hundred conversations of hundreds of messages
+ALL_ENTRIES: Final = 1_000_000  # of all places together
 DEFAULT_BLOCK: Final = 16  # tokens; vLLM's own default on GPUs
-# Reported hits are multiples of the block. So many different ones, and their greatest common divisor is it.
-_ENOUGH_HITS: Final = 8
-# Until then a shortfall below two of the largest usual blocks (128, on CPUs) says nothing.
+_CHECKED: Final = 64  # prompts learned between two looks at the size of all places
+# Until a block is known a shortfall below two of the largest usual ones (128, on CPUs) says nothing.
 _UNSURE: Final = 256
-
-
-class Use(NamedTuple):
-    """One time that a replica read a prompt: when (microseconds), and what it had written by then."""
-
-    at_us: int
-    written: int
-
-
-class Point(NamedTuple):
-    """A prompt's tokens up to an element, counted by the engine or apportioned."""
-
-    tokens: int
-    counted: bool
 
 
 class Expected(Record, frozen=True):
     """What a replica should find of a prompt in its cache.
 
-    `tokens` are whole blocks. The first `elements` of the chain are known there. `counted`: the engine
-    has told their tokens, to a block; else they are apportioned. `used_us` is when they were last read
-    and `foreign` how many tokens the replica has newly written for other prompts since.
+    `tokens` are whole blocks that it should still hold, those of an answer included that the prompt may go
+    on from. The first `elements` of the chain are known there. `counted`: the engine has told their
+    tokens, to a block; else they are apportioned. `used_us` is when they were last read and `foreign` how
+    many tokens the replica has newly written for other prompts since. `known` are whole blocks of the
+    prompt's own that were read there, evicted or not. `ahead`: the last elements are only under way, and
+    `known` is 0.
     """
 
     tokens: int
@@ -62,73 +55,104 @@ class Expected(Record, frozen=True):
     counted: bool
     used_us: int
     foreign: int
-
-
-class _Known:
-    """The points of one place, in two generations: what is not read for a whole one is forgotten.
-
-    Each use of a prompt is noted at all of its points at once.
-    """
-
-    __slots__ = ("common", "hits", "old", "old_uses", "told", "uses", "written", "young")
-
-    def __init__(self) -> None:
-        self.young: dict[bytes, Point] = {}
-        self.old: dict[bytes, Point] = {}
-        self.uses: dict[bytes, Use] = {}
-        self.old_uses: dict[bytes, Use] = {}
-        self.written = 0  # tokens computed, not found
-        self.common = 0  # greatest common divisor of the hits reported
-        self.hits: set[int] = set()  # different ones, as far as they are needed
-        self.told: int | None = None  # the block, as the engine's configuration has it
-
-    def get_all(self, chain: Sequence[bytes]) -> list[Point | None]:
-        points = [*map(self.young.get, chain)]
-        if None in points and self.old:
-            points = [point or self.old.get(link) for link, point in zip(chain, points, strict=True)]
-        return points
-
-    def deepest(self, chain: Sequence[bytes]) -> tuple[int, Point, Use] | None:
-        young, old = self.young, self.old
-        for at in range(len(chain) - 1, -1, -1):
-            link = chain[at]
-            if link in young:
-                return at, young[link], self.uses[link]
-            if link in old:
-                return at, old[link], self.old_uses[link]
-        return None
-
-    def put(self, chain: Sequence[bytes], points: Sequence[Point], use: Use) -> None:
-        self.young.update(zip(chain, points, strict=True))
-        self.uses.update(dict.fromkeys(chain, use))
-
-    def age(self) -> None:
-        self.old, self.young = self.young, {}
-        self.old_uses, self.uses = self.uses, {}
+    known: int
+    ahead: bool = False
 
 
 class PrefixIndex:
-    """Points of prompts by place. `entries` bounds how many are kept for each. No clock of its own."""
+    """Points of prompts by place. `entries` bounds how many are kept for each, `all_entries` for all.
 
-    def __init__(self, entries: int = ENTRIES, block: int = DEFAULT_BLOCK) -> None:
+    No clock of its own: times are microseconds of any one clock.
+    """
+
+    def __init__(
+        self, entries: int = ENTRIES, block: int = DEFAULT_BLOCK, all_entries: int = ALL_ENTRIES
+    ) -> None:
         self._half = max(1, entries // 2)
+        self._all = all_entries
         self._block = block
-        self._places: dict[Place, _Known] = {}  # as many as are configured
+        self._places: dict[Place, PlaceMemory] = {}  # as many as are configured
+        self._learned = 0
+
+    # ---- what is expected ----------------------------------------------------------------------------
 
     def expected(self, place: Place, chain: Sequence[bytes]) -> Expected | None:
-        """The longest prefix that a place is known to have read.
+        """The longest prefix that a place is known to have read, or is about to.
 
         None where nothing is: not even a prompt of the same model. A hit is whole blocks and leaves the
         last token to be computed.
         """
-        known = self._places.get(place)
-        found = None if known is None else known.deepest(chain)
-        if known is None or found is None:
-            return None
-        at, point, use = found
-        whole = at == len(chain) - 1
-        tokens = self.whole_blocks(place, point.tokens - whole)
-        return Expected(tokens, at + 1, point.counted, use.at_us, known.written - use.written)
+        memory = self._places.get(place)
+        depth = 0 if memory is None else memory.depth(chain[::-1])
+        return None if memory is None or not depth else self._of(memory, chain, depth)
+
+    def expected_all(self, places: Iterable[Place], chain: Sequence[bytes]) -> dict[Place, Expected]:
+        """The same for several places; those of which nothing is known are left out."""
+        found: dict[Place, Expected] = {}
+        if not chain:
+            return found
+        first, behind, depth = chain[0], chain[::-1], len(chain)
+        for place in places:
+            memory = self._places.get(place)
+            if memory is None or not memory.knows(first):
+                continue
+            if not memory.ends(chain, depth):  # mostly it is the head, and no more, for many places
+                depth = memory.depth(behind)
+            found[place] = self._of(memory, chain, depth)
+        return found
+
+    def _of(self, memory: PlaceMemory, chain: Sequence[bytes], depth: int) -> Expected:
+        link = chain[depth - 1]
+        whole = depth == len(chain)
+        block = memory.block or self._block
+        last = memory.last(link)
+        if last is None:
+            tokens = memory.ahead.tokens[link][0]
+            tokens = max(tokens - whole, 0) // block * block
+            return Expected(tokens, depth, False, 0, 0, 0, ahead=True)
+        (tokens, counted), use = last
+        if whole:
+            tokens = max(tokens - 1, 0)
+        known = held = tokens // block * block
+        if use.answer and use.end == link and not whole:
+            tokens += memory.kept_of(use.answer - 1)
+            held = tokens // block * block
+        if not memory.fits(use, tokens):
+            held = min(tokens, memory.resident(chain, depth)) // block * block
+        return Expected(held, depth, counted, use.at_us, memory.written - use.written, known)
+
+    # ---- what is learned -----------------------------------------------------------------------------
+
+    def dispatched(
+        self,
+        ticket: str,
+        place: Place,
+        chain: Sequence[bytes],
+        sizes: Sequence[int],
+        *,
+        prompt: int,
+        now_us: int,
+    ) -> None:
+        """Note that an attempt is on its way to a place with a prompt of about so many tokens.
+
+        `ticket` names the attempt. Its prompt counts as read there until `withdraw`, or for ten minutes.
+        """
+        if not chain or len(chain) > self._half:
+            return
+        memory = self._memory(place)
+        depth = memory.depth(chain[::-1])
+        point = memory.point(chain[depth - 1]) if depth else None
+        while depth and point is None:  # other prompts under way have more of it
+            depth -= 1
+            point = memory.point(chain[depth - 1]) if depth else None
+        start = 0 if point is None else point.tokens
+        memory.ahead.begin(ticket, chain[depth:], sizes[depth:], (start, prompt), now_us)
+
+    def withdraw(self, ticket: str, place: Place) -> None:
+        """An attempt is settled: what it has read is to be learned, or it has read nothing."""
+        memory = self._places.get(place)
+        if memory is not None and memory.ahead.tokens:
+            memory.ahead.end(ticket)
 
     def learn(
         self,
@@ -139,28 +163,67 @@ class PrefixIndex:
         prompt: int,
         cached: int | None,
         now_us: int,
+        answer: int = 0,
     ) -> None:
         """Note that a place has read a prompt of so many tokens and found `cached` of them (None: untold).
 
-        `sizes` are the elements' bytes, one for each link of the chain.
+        `sizes` are the elements' bytes, one for each link of the chain. `answer` is how many tokens were
+        generated behind it.
         """
         if not chain or len(chain) > self._half:
             return
-        known = self._known(place)
-        if len(known.young) + len(chain) > self._half:
-            known.age()
-        if cached:
-            known.common = gcd(known.common, cached)
-            if len(known.hits) < _ENOUGH_HITS:
-                known.hits.add(cached)
-        points = known.get_all(chain)
-        self._correct(points, cached)
-        known.written += max(prompt - (cached or 0), 0)
-        known.put(chain, _apportioned(points, sizes, prompt), Use(now_us, known.written))
+        memory = self._memory(place)
+        if len(memory.young) + len(chain) > self._half:
+            memory.age()
+        memory.read(chain, sizes, prompt, cached, answer, now_us)
+        self._learned += 1
+        if not self._learned % _CHECKED:
+            self._bound()
+
+    def forget(self, place: Place) -> None:
+        """Another engine answers there: nothing that was read before is in its cache."""
+        memory = self._places.get(place)
+        if memory is not None:
+            # What the configuration told stays until it tells anew.
+            self._places[place] = fresh = PlaceMemory()
+            fresh.size = memory.size
+            fresh.tell_block(memory.block)
+
+    # ---- what is told --------------------------------------------------------------------------------
 
     def tell_block(self, place: Place, tokens: int | None) -> None:
         """Note what a replica's configuration says of its block; None where it says nothing."""
-        self._known(place).told = tokens
+        self._memory(place).tell_block(tokens)
+
+    def tell_size(self, place: Place, tokens: int | None) -> None:
+        """Note how many tokens a replica's cache has room for; None: unknown, and nothing is held evicted."""
+        self._memory(place).size = tokens
+
+    def tell_answers(self, place: Place, *, kept: bool) -> None:
+        """Note whether a template prints an answer in the next turn as it was generated, until hits tell."""
+        self._memory(place).expect_answers(1.0 if kept else 0.0)
+
+    # ---- what is known -------------------------------------------------------------------------------
+
+    def knowledge(self, place: Place) -> Knowledge:
+        """DEGRADED where a prompt was read, else COLD; what events tell exactly is not known here."""
+        memory = self._places.get(place)
+        return Knowledge.DEGRADED if memory is not None and memory.links else Knowledge.COLD
+
+    def trusts(self, place: Place) -> bool:
+        """Whether the hits that a place reports may be its own cache's; where not, they teach nothing."""
+        memory = self._places.get(place)
+        return memory is None or memory.trusted
+
+    @property
+    def links(self) -> int:
+        """How many links are kept, for all places."""
+        return sum(memory.links for memory in self._places.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory they take."""
+        return self.links * LINK_BYTES
 
     def block(self, place: Place) -> int:
         """Tokens of a cache block there: learned from the hits reported, else as told, else 16."""
@@ -175,54 +238,21 @@ class PrefixIndex:
         block = self.block(place)
         return max(tokens, 0) // block * block
 
-    def _known(self, place: Place) -> _Known:
-        known = self._places.get(place)
-        if known is None:
-            known = self._places[place] = _Known()
-        return known
+    def _memory(self, place: Place) -> PlaceMemory:
+        memory = self._places.get(place)
+        if memory is None:
+            memory = self._places[place] = PlaceMemory()
+        return memory
 
     def _known_block(self, place: Place) -> int | None:
-        known = self._places.get(place)
-        if known is None:
-            return None
-        return known.common if len(known.hits) >= _ENOUGH_HITS else known.told
+        memory = self._places.get(place)
+        return None if memory is None else memory.block
 
-    @staticmethod
-    def _correct(points: list[Point | None], cached: int | None) -> None:
-        """Where a prompt left what was known: the hit told is that place's tokens, to a block."""
-        at = len(points) - 1
-        while at >= 0 and points[at] is None:
-            at -= 1
-        point = points[at]
-        if point is None or point.counted or not cached or at == len(points) - 1:
-            return
-        if point.tokens <= 2 * cached <= 4 * point.tokens:  # else part of it was not in the cache any more
-            points[at] = Point(cached, True)
-
-
-def _apportioned(points: Sequence[Point | None], sizes: Sequence[int], prompt: int) -> list[Point]:
-    """Every point of a prompt; those behind the last one counted share the rest by bytes."""
-    begin, start = 0, 0
-    for at in range(len(points) - 2, -1, -1):
-        point = points[at]
-        if point is not None and point.counted and point.tokens <= prompt:
-            begin, start = at + 1, point.tokens
-            break
-    ends = list(accumulate(sizes[begin:]))
-    rest, size = prompt - start, max(ends[-1], 1)
-    behind = [Point(start + rest * end // size, False) for end in ends]
-    behind[-1] = Point(prompt, True)
-    return _rising(points[:begin], start) + behind
-
-
-def _rising(points: Sequence[Point | None], most: int) -> list[Point]:
-    """Points of which none has fewer tokens than the one before it; mostly they are that already."""
-    known = [point for point in points if point is not None]
-    told = [point.tokens for point in known]
-    if len(known) == len(points) and told == sorted(told) and (not told or told[-1] <= most):
-        return known
-    tokens, risen = 0, []
-    for point in points:  # a forgotten one holds at least what the one before it did
-        tokens = tokens if point is None else max(tokens, min(point.tokens, most))
-        risen.append(Point(tokens, point is not None and point.counted))
-    return risen
+    def _bound(self) -> None:
+        """Begin new generations, of the largest place first, until all places together are small enough."""
+        while self.links > self._all:
+            largest = max(self._places.values(), key=lambda memory: memory.links)
+            before = largest.links
+            largest.age()
+            if largest.links == before:
+                return  # all of it is under way

@@ -184,9 +184,7 @@ class Gateway:
         self._outputs: dict[str, _Quantile] = {}
         self._turn = 0
 
-    def choose(
-        self, task: Task, call: int, now: float, tried: Collection[str]
-    ) -> Attempt | None:
+    def choose(self, task: Task, call: int, now: float, tried: Collection[str]) -> Attempt | None:
         """Where a task's call goes; None where no replica is left."""
         tokens = task.shape.calls[call].prompt_tokens
         output = self._outputs.get(task.label)

@@ -11,12 +11,12 @@ from math import log
 from typing import TYPE_CHECKING
 
 from ctxgate.inference.record import Record
-from ctxgate.routing.snapshot import LatencyBudget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ctxgate.inference.twin_profile import Profile
+    from ctxgate.routing.snapshot import LatencyBudget
 
 
 class Call(Record, frozen=True):
@@ -95,16 +95,6 @@ def _class(classes: Sequence[Class], kind: str, drawn: float) -> Class:
     if last is None:
         raise ValueError(f"no class takes sessions of the kind {kind!r}")
     return last
-
-
-def parts(shape: Shape, most: int) -> list[Shape]:
-    """A session in parts of at most `most` calls; each is a task that resumes where the one before ended."""
-    if len(shape.calls) <= most:
-        return [shape]
-    return [
-        Shape(f"{shape.name}+{at}", shape.kind, shape.head, shape.head_tokens, shape.calls[at : at + most])
-        for at in range(0, len(shape.calls), most)
-    ]
 
 
 def work_s(shape: Shape, profile: Profile, kv_tokens: int) -> float:

@@ -17,7 +17,6 @@ from ctxgate.routing.simulated_gateway import Gateway
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from collections.abc import Sequence as Listing
 
     from ctxgate.routing.simulated_gateway import Attempt, PoolSetup
     from ctxgate.routing.simulated_load import Task

@@ -122,8 +122,9 @@ class ReplicaState(Record, frozen=True):
 class Speed(Record, frozen=True):
     """How fast a pool's replicas are, in the shape of `inference.twin_profile`, and how sure that is.
 
-    `base_s` is the fixed part of a time to first token, `rho_s` the quantile of its residuals and
-    `itl_rho_s` that of the time between two tokens. `slots` is how many sequences decode at once.
+    `base_s` is the fixed part of a time to first token. Its margin, a quantile of the residuals, is `rho_s`
+    and the share `rho_share` of the time itself; `itl_rho_s` is that of the time between two tokens. `slots`
+    is how many sequences decode at once.
     """
 
     linear_s: float
@@ -135,6 +136,7 @@ class Speed(Record, frozen=True):
     rho_s: float = 0.0
     itl_rho_s: float = 0.0
     slots: int | None = None
+    rho_share: float = 0.0
 
     def prefill_s(self, new: int, length: int) -> float:
         """Seconds to compute the last `new` tokens of a prompt of `length`."""
@@ -145,14 +147,15 @@ class Speed(Record, frozen=True):
         return self.linear_s * work.prefill_tokens + self.attention_s * work.prefill_pairs
 
     def slot_s(self, output: int, length: int, work: Work, in_flight: int) -> float:
-        """Seconds until one of `slots` is free, where so many are in flight and answers have `output` tokens."""
+        """Seconds until one of `slots` is free, with so many in flight and answers of `output` tokens."""
         if self.slots is None or in_flight < self.slots:
             return 0.0
         return (in_flight + 1 - self.slots) / self.slots * output * self.itl_s(length, work)
 
     def ttft_s(self, new: int, length: int, work: Work) -> float:
         """Seconds to the first token of a prompt of `length` with `new` uncached tokens."""
-        return self.queue_s(work) + self.base_s + self.prefill_s(new, length) + self.rho_s
+        expected_s = self.queue_s(work) + self.base_s + self.prefill_s(new, length)
+        return expected_s + self.rho_share * expected_s + self.rho_s
 
     def itl_s(self, length: int, work: Work) -> float:
         """Seconds between two tokens of a sequence of `length` beside those that decode now."""

@@ -1,13 +1,15 @@
 """`ctxgate explain`: what a request would miss of the cache another one left, or what layout makes of it.
 
-Nothing is sent.
+With a configuration also where it would go, and why. Nothing is sent.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,17 +20,29 @@ from ctxgate.compression.marks import MarkError
 from ctxgate.compression.policy import LEVELS, Level, Policy
 from ctxgate.compression.volatile import VolatileKind
 from ctxgate.gateway.config_load import ConfigError, load
+from ctxgate.gateway.context_terms import asked_output
 from ctxgate.gateway.explain import Explanation, Price, as_json, as_text
 from ctxgate.gateway.explain_count import Renderer, count
 from ctxgate.gateway.explain_plan import PlanOf, Team, plan_as_json, plan_as_text, plan_of
+from ctxgate.gateway.explain_route import Asked, route_as_text, route_of, route_record
 from ctxgate.gateway.extras import NEEDS_TWIN
+from ctxgate.gateway.speeds import Speeds
 from ctxgate.inference import wire
+from ctxgate.inference.estimate import TokenRatio, estimate_prompt_tokens
+from ctxgate.routing import tiers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from ctxgate.gateway.config import Config
     from ctxgate.inference.wire import Body
+    from ctxgate.routing.candidates import RouteDecision
 
+_ROUTE_HEADERS: Final = {
+    tiers.CLASS_HEADER: f"the class of its job, of {', '.join(tiers.JobClass)}",
+    tiers.TTFT_HEADER: "milliseconds to the first token",
+    tiers.LATENCY_HEADER: "milliseconds to the last one",
+}
 DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's own default on GPUs
 
 
@@ -68,7 +82,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--block-size", type=_positive, default=DEFAULT_BLOCK_SIZE, metavar="N", help="tokens per cache block"
     )
-    add("-c", "--config", type=Path, help="configuration whose rates price what is lost")
+    add(
+        "-c",
+        "--config",
+        type=Path,
+        help="configuration whose rates price what is lost, and whose pools serve it",
+    )
+    route = parser.add_argument_group("where it would go (with --config)")
+    route.add_argument("--team", metavar="NAME", help="the team whose classes of jobs count")
+    for header, about in _ROUTE_HEADERS.items():
+        route.add_argument(_flag(header), dest=header, metavar="VALUE", help=about)
 
 
 def _positive(text: str) -> int:
@@ -96,9 +119,68 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _flag(header: str) -> str:
+    return f"--{header.removeprefix('x-ctxgate-')}"
+
+
 def _plan(args: argparse.Namespace) -> str:
-    plan = _plan_of(args.request, _body(args.request), _policy(args), Team())
-    return plan_as_json(plan) if args.json else plan_as_text(plan)
+    body = _body(args.request)
+    plan = _plan_of(args.request, body, _policy(args), Team())
+    text = plan_as_json(plan) if args.json else plan_as_text(plan)
+    if args.config is None:
+        return text
+    prompt = estimate_prompt_tokens(len(plan.after), TokenRatio()).value or 0
+    return _with_route(text, *_route(args, body, prompt), json_too=args.json)
+
+
+def _with_route(text: str, decision: RouteDecision, asked: Asked, *, json_too: bool) -> str:
+    if json_too:
+        document = json.loads(text) | {"route": route_record(decision, asked)}
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return f"{text}\n{route_as_text(decision, asked)}"
+
+
+def _route(
+    args: argparse.Namespace, body: Body, prompt: int, before: Body | None = None, cached: int = 0
+) -> tuple[RouteDecision, Asked]:
+    """The decision on a request, `cached` tokens of which lie where the one before it went."""
+    config = _config(args.config)
+    name = body.value("model")
+    model = config.models.get(name) if isinstance(name, str) else None
+    if model is None:
+        raise Unusable(f"{args.config}: the request's model is not in it; known are {_names(config.models)}")
+    team = config.teams.get(args.team) if args.team is not None else None
+    if team is None and args.team is not None:
+        raise Unusable(f"{args.config}: there is no team {args.team}; known are {_names(config.teams)}")
+    headers = {header: value for header in _ROUTE_HEADERS if (value := getattr(args, header)) is not None}
+    try:
+        job, budget = tiers.asked(
+            headers, body.value("service_tier"), tiers.TEAMLESS if team is None else team.classes
+        )
+    except tiers.BadTier as error:
+        raise Unusable(str(error).replace(f"Header '{error.header}'", _flag(error.header))) from None
+    speeds = Speeds(config.pools.values())
+    output = speeds.lengths.expected("", model.name, job, asked_output(body))
+    asked = Asked(blake2b((before or body).raw, digest_size=32).digest(), prompt, output, budget)
+    day = datetime.now(UTC).date()
+    decision = route_of(config, model, asked, day, speeds.of)
+    if decision is not None and cached:
+        hits = {(decision.pool, decision.replica): cached}
+        decision = route_of(config, model, asked, day, speeds.of, hits)
+    if decision is None:
+        raise Unusable(f"{args.config}: no replica serves the request's model")
+    return decision, asked
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(sorted(known)) or "none"
+
+
+def _config(path: Path) -> Config:
+    try:
+        return load(path)
+    except ConfigError as error:
+        raise Unusable(str(error)) from None
 
 
 def _policy(args: argparse.Namespace) -> Policy:
@@ -115,7 +197,13 @@ def _plan_of(path: Path, body: Body, policy: Policy, team: Team) -> PlanOf:
 
 def _explanation(args: argparse.Namespace) -> str:
     explanation = _explain(args)
-    return as_json(explanation) if args.json else as_text(explanation)
+    text = as_json(explanation) if args.json else as_text(explanation)
+    if args.config is None:
+        return text
+    tokens = explanation.tokens
+    before, after = _body(args.request), _body(args.after)
+    route = _route(args, after, tokens.prompt, before, tokens.cached)
+    return _with_route(text, *route, json_too=args.json)
 
 
 def _explain(args: argparse.Namespace) -> Explanation:
@@ -199,10 +287,7 @@ def _renderer(folder: Path | None) -> Renderer | None:
 
 def _price(path: Path, after: Body) -> Price:
     """The rates of the default pool of the model that the second request asks for, of today (UTC)."""
-    try:
-        config = load(path)
-    except ConfigError as error:
-        raise Unusable(str(error)) from None
+    config = _config(path)
     name = after.value("model")
     model = config.models.get(name) if isinstance(name, str) else None
     if model is None:

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     from ctxgate.gateway.app import Application  # noqa: PLC0415 - as above
     from ctxgate.gateway.ledger import LedgerError  # noqa: PLC0415 - as above
+    from ctxgate.gateway.reload import Reloader  # noqa: PLC0415 - as above
     from ctxgate.gateway.stores.sqlite import check  # noqa: PLC0415 - as above
 
     try:
@@ -80,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         return 2
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
-    server = make_server(Application(config), args.log_level)
+    application = Application(config)
+    server = make_server(application, args.log_level)
+    application.reloader = Reloader(application, Path(args.config))
     spare_the_collector()
     host, bound = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

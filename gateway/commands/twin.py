@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ctxgate.gateway.extras import NEEDS_TWIN
+from ctxgate.gateway.extras import NEEDS_EVENTS, NEEDS_TWIN, has_events
+from ctxgate.inference.kv_publisher import EventAddresses
 from ctxgate.inference.twin_profile import PROFILES
 from ctxgate.inference.twin_server import TwinServer, TwinSettings
 
@@ -37,6 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="factor on every duration: 0.1 serves ten times faster, 0 as fast as it can",
     )
+    parser.add_argument("--kv-events-endpoint", help="publish cache events there, as in tcp://*:5557")
+    parser.add_argument("--kv-events-replay-endpoint", help="answer with earlier events there")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,6 +50,12 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"ctxgate twin: {error.name} is missing; the twin {NEEDS_TWIN}", file=sys.stderr)
         return 2
+    addresses = None
+    if args.kv_events_endpoint is not None:
+        if not has_events():
+            print(f"ctxgate twin: --kv-events-endpoint {NEEDS_EVENTS}", file=sys.stderr)
+            return 2
+        addresses = EventAddresses(args.kv_events_endpoint, args.kv_events_replay_endpoint)
     profile = PROFILES[args.profile].scaled(args.time_scale)
     if args.max_num_seqs is not None:
         profile = replace(profile, max_num_seqs=args.max_num_seqs)
@@ -57,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         blocks=args.blocks,
         max_model_len=args.max_model_len,
         max_num_queued_reqs=args.max_num_queued_reqs,
+        kv_events=addresses,
     )
     try:
         app = TwinServer(settings).app()

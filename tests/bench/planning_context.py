@@ -55,6 +55,7 @@ class ContextBench:
             layout=layout,
             forms=forms,
             telemetry=Telemetry(),
+            speeds=SimpleNamespace(latency=lambda _: None),
             now_us=lambda: 0,
             spawn=_not_run,
         )

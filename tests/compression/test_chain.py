@@ -174,3 +174,21 @@ def test_a_cache_mark_that_moves_on_does_not_rename_the_conversation() -> None:
     links = [[facts_of(json.dumps(each).encode())] for each in (marked, plain, on_message)]
     assert len({Chains().of("acme/alpha", facts).hashes for facts in links}) == 1
     assert len({facts[0].digest for facts in links}) == 3  # none of them is sent for another
+
+
+def test_a_chain_in_pieces_is_the_same_chain() -> None:
+    rounds = 1500
+    facts = [facts_of(b'{"role":"user","content":"port it"}')]
+    for number in range(rounds):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        facts.append(facts_of(json.dumps({"role": "assistant", "tool_calls": [call]}).encode()))
+        facts.append(
+            facts_of(json.dumps({"role": "tool", "tool_call_id": f"c{number}", "content": "x"}).encode())
+        )
+    chains = Chains()
+    assert len(list(chains.in_pieces("t", facts))) == 3, "pieces of 1,024 messages"
+    assert list(chains.in_pieces("t", facts)) == [], "it is known now"
+    assert chains.of("t", facts) == Chains().of("t", facts)
+    assert list(chains.in_pieces("t", facts[:100])) == [], "short ones are done at once"
+    grown = [*facts, facts_of(b'{"role":"user","content":"on"}')]
+    assert list(chains.in_pieces("t", grown)) == [], "all but one message is known"

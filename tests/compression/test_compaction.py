@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ctxgate.compression.carriers import notice
-from ctxgate.compression.chain import chain
+from ctxgate.compression.chain import Chains, chain
 from ctxgate.compression.compaction import (
     VERSION,
     Compaction,
@@ -24,14 +24,16 @@ from ctxgate.compression.compaction import (
     slot_key,
 )
 from ctxgate.compression.cut import Range
+from ctxgate.compression.dialects.chat import facts_of
 from ctxgate.compression.masked_record import Made, masked_record, masking_of
 from ctxgate.compression.masking import Masking, Split
 from ctxgate.compression.said import read_said
 from ctxgate.compression.splitting import split_message
 from ctxgate.compression.validity import Invalid, check_cut
 from ctxgate.inference import wire
-from support.chats import chat
+from support.chats import chat, raw
 from support.compacting import CompactingProcess, messages_of
+from support.long_chats import long_chat
 from support.seeds import printed
 
 HASHES = tuple(bytes([at]) * 32 for at in range(1, 12))
@@ -345,3 +347,35 @@ def test_the_checker_refuses_other_texts_and_longer_prompts() -> None:
         check_cut(facts, longer, (), (1,), carried=False)
     check_cut(facts, longer, (), (1,), carried=False, added=99)
     check_cut(facts, facts, (), (), carried=False)
+
+
+def test_context_d4_d6_system_notes_keep_place_and_role_and_the_gateway_writes_none() -> None:
+    first, *rest = long_chat(40)
+    notes = [{"role": "system", "content": f"Note {number}: the branch is frozen."} for number in range(3)]
+    messages = [first, *rest[:41], notes[0], *rest[41:81], notes[1], *rest[81:], notes[2]]
+    process = CompactingProcess()
+    sent = messages_of(process.sent(messages, most=12_000))
+    assert len(process.made) == 1
+    assert len(sent) < len(messages) // 2, "rounds were left out"
+    assert (sent[0], sent[-1]) == (first, notes[2])
+    others = [each for each in sent if each["role"] != "tool"]  # results may be shortened
+    own = [each for each in others if each not in messages]
+    assert [each["role"] for each in own] == ["user"]
+    places = [messages.index(each) for each in others if each in messages]
+    assert places == sorted(places)
+
+
+def test_context_s4_what_is_kept_is_found_by_all_that_a_conversation_begins_with() -> None:
+    def slot(tenant: str, text: str) -> bytes:
+        facts = [
+            facts_of(each) for each in (raw("S"), json.dumps({"role": "user", "content": text}).encode())
+        ]
+        return slot_key(root_of(facts, Chains().of(tenant, facts).hashes), 0)
+
+    def under(system: str) -> bytes:
+        head = json.dumps({"role": "system", "content": system}).encode()
+        facts = [facts_of(head), facts_of(raw("U"))]
+        return slot_key(root_of(facts, Chains().of("t", facts).hashes), 0)
+
+    assert slot("t", "go on") == slot("t", "go on")
+    assert len({slot("t", "go on"), slot("u", "go on"), slot("t", "go on!"), under("a"), under("b")}) == 5

@@ -17,6 +17,7 @@ from ctxgate.compression.cut import (
     plan_cut,
     remaining,
     stands,
+    still_stands,
     units,
 )
 from ctxgate.compression.said import read_said
@@ -210,3 +211,20 @@ def test_context_g3_a_message_is_split_for_its_text_alone() -> None:
     messages = chat("S U A U")
     cut = plan_cut(messages, [10, 900, 10, 900], tail_tokens=10_000, room=800, media={1: 850, 3: 99})
     assert cut.split == (3,)
+
+
+@pytest.mark.parametrize(
+    ("text", "since", "surely"),
+    [
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd A[e] Re", 9, True),
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd A[e] Re U", 13, True),
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd A[e] Re", 6, False),  # nothing behind the range was known
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd", 9, False),  # the range's calls may still be waited for
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd A[e] Re Rb", 13, False),  # a second result of a dropped call
+        ("S U A[a] Ra A[b] Rb U A[c] Rc A[d] Rd A[e] Re Rx", 13, False),  # whose is it?
+    ],
+)
+def test_what_stood_surely_stands_where_only_rounds_behind_it_have_come(
+    text: str, since: int, surely: bool
+) -> None:
+    assert still_stands(chat(text), [Range(2, 6)], since) is surely

@@ -111,8 +111,10 @@ class GatewayConfig:
         return path
 
     def _replica(self, name: str, url: str) -> dict[str, object]:
-        told = {"kv_events": dict(self.events[name])} if name in self.events else {}
-        return {"name": name, "url": url} | told
+        replica: dict[str, object] = {"name": name, "url": url}
+        if name in self.events:
+            replica["kv_events"] = dict(self.events[name])
+        return replica
 
 
 def sha256(secret: str) -> str:

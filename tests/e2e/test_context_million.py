@@ -118,7 +118,8 @@ def torn(messages: Sequence[Message]) -> set[tuple[str, str]]:
 def origins(sent: Sequence[Message], messages: Sequence[Message]) -> list[int | None]:
     """Which of the client's messages each one is, shortened or not; None for one that is the gateway's own.
 
-    The client's messages must come in their order, and what is not text must be as the client has it.
+    The client's messages must come in their order, and what is not text must be as the client has it: a
+    message may be shorter, or have something behind it.
     """
     found: list[int | None] = []
     at = 0
@@ -134,10 +135,12 @@ def _is_of(sent: Message, message: Message) -> bool:
         return True
     if {**sent, "content": ""} != {**message, "content": ""}:
         return False
-    short, whole = str(sent["content"]), str(message["content"])
+    text, whole = str(sent["content"]), str(message["content"])
+    if text.startswith(whole):
+        return message["role"] in ("user", "tool")  # something was brought back at its end
     if sent["role"] == "tool":
-        return len(short) < len(whole)  # the id says whose it is
-    return len(short) < len(whole) and short[:40] == whole[:40] and short[-40:] == whole[-40:]
+        return len(text) < len(whole)  # the id says whose it is
+    return len(text) < len(whole) and text[:40] == whole[:40] and text[-40:] == whole[-40:]
 
 
 @dataclass
@@ -168,7 +171,7 @@ class Judge:
         first = next(at for at, each in enumerate(messages) if each["role"] == "user")
         if sent[: first + 1] != messages[: first + 1]:
             yield "system message and task are not as they came"
-        if sent[-1] != messages[-1]:
+        if not str(sent[-1]["content"]).startswith(str(messages[-1]["content"])):
             yield "the last message is not as it came"
         yield from sorted(map(str, torn(sent) - torn(messages)))
         own = [each for each, at in zip(sent, origins(sent, messages), strict=True) if at is None]
@@ -228,7 +231,7 @@ async def test_a_million_tokens_in_a_window_of_a_quarter(
         judge, prompts = await play(gateway, recorder, conversation)
         await asyncio.to_thread(until, gateway.idle, 60.0, "the gateway is idle")
         rows = await asyncio.to_thread(gateway.rows)
-    assert judge.faults == []
+    assert not judge.faults, "\n".join(judge.faults[:10])
     assert max(prompts) <= WINDOW
     assert judge.cuts >= 3
     assert max(row.opened.client_tokens or 0 for row in rows) > 0.9 * MILLION

@@ -14,11 +14,11 @@ import pytest
 
 from ctxgate.inference.kv_events import Removed, Stored
 from ctxgate.inference.kv_subscriber import Endpoints, Subscriber
-from e2e.engine import BLOCK_SIZE, SERVED_NAME, Spec, WINDOW, free_port, running
+from e2e.engine import BLOCK_SIZE, SERVED_NAME, WINDOW, Spec, free_port, running
 from e2e.gateway_process import SECRET, GatewayConfig, serving, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ctxgate.gateway.ledger import Attempt
@@ -33,7 +33,20 @@ BLOCKS: Final = 300
 REQUESTS: Final = 400
 CONVERSATIONS: Final = 14
 WORDS: Final = (
-    "block cache chunk def error ledger prefix price queue replica retry return stream token".split()
+    "block",
+    "cache",
+    "chunk",
+    "def",
+    "error",
+    "ledger",
+    "prefix",
+    "price",
+    "queue",
+    "replica",
+    "retry",
+    "return",
+    "stream",
+    "token",
 )
 
 
@@ -240,35 +253,52 @@ async def play(url: str, at_once: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4])
 async def test_under_eviction_what_events_foretell_is_what_the_engine_finds(
-    engine: Engine, stream: Stream, tmp_path: Path, at_once: int
+    engine: Engine,
+    stream: Stream,
+    tmp_path: Path,
+    at_once: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     config = GatewayConfig(tmp_path, {"standard": [engine.url]}, events={"standard-0": stream.config()})
     with serving(config) as gateway:
         await play(gateway.url, at_once)
         until(gateway.idle, 30, "the gateway is idle")
-        exposition = gateway.exposition()
+        foretold = predictions(gateway.exposition())
         rows = gateway.rows()
     assert len(rows) == REQUESTS
     judged = [told(row) for row in rows]
-    seen = Counter("equal" if one == two else "untold" if one is None else "other" for one, two in judged)
-    known = [(one, two) for one, two in judged if one is not None]
-    by_events = predictions(exposition)
-    evicted = int(
-        engine.metric("vllm:prefix_cache_queries_total") - engine.metric("vllm:prefix_cache_hits_total")
-    )
-    total = (sum(one for one, _ in known), sum(two for _, two in known))
-    print(f"at_once={at_once} {dict(seen)} by events {by_events} tokens {total} computed {evicted}")
-    assert evicted > 3 * BLOCKS * BLOCK_SIZE  # the cache was filled several times over
-    share = by_events["right"] / (by_events["right"] + by_events["wrong"])
-    assert by_events["right"] + by_events["wrong"] > 0.9 * REQUESTS
-    assert share >= (0.99 if at_once == 1 else 0.95), by_events
-    assert seen["equal"] / REQUESTS >= (0.98 if at_once == 1 else 0.93), seen
+    seen = Counter("untold" if one is None else "equal" if one == two else "other" for one, two in judged)
+    queried, hit = (engine.metric(f"vllm:prefix_cache_{name}_total") for name in ("queries", "hits"))
+    for name, value in {"rows": seen, "by events": foretold, "computed tokens": queried - hit}.items():
+        record_property(name, str(value))
+    assert queried - hit > 3 * BLOCKS * BLOCK_SIZE  # the cache was filled several times over
+    # What is stored for another request just now is not foretold; it is rare where there is one at a time.
+    assert foretold.total() >= (0.98 if at_once == 1 else 0.9) * REQUESTS, foretold
+    # Between a choice and the engine's own look another request may take blocks away.
+    assert foretold["right"] >= (0.99 if at_once == 1 else 0.97) * foretold.total(), foretold
+    assert seen["equal"] >= (0.98 if at_once == 1 else 0.94) * REQUESTS, seen
 
 
 def predictions(exposition: str) -> Counter[str]:
+    """What was foretold by events, by whether it came true."""
     found: Counter[str] = Counter()
     for line in exposition.splitlines():
         if line.startswith("ctxgate_kv_predictions_total{"):
-            outcome = "right" if 'outcome="right"' in line else "wrong"
-            found[outcome] += int(float(line.rsplit(" ", 1)[1]))
+            found["right" if 'outcome="right"' in line else "wrong"] += int(float(line.rsplit(" ", 1)[1]))
     return found
+
+
+async def test_routing_c13_an_engine_that_connects_instead_of_listening_is_reported(
+    vllm_python: Path, tmp_path: Path, stream: Stream
+) -> None:
+    flags = stream.flags(host="127.0.0.1")
+    with running(vllm_python, tmp_path, Spec("deaf", flags, core=1)) as (engine,):
+        config = GatewayConfig(tmp_path, {"standard": [engine.url]}, events={"standard-0": stream.config()})
+        with serving(config) as gateway:
+            words = prose(random.Random(1), 400)
+            await ask(
+                gateway.url, [{"role": "user", "content": words}], {"authorization": f"Bearer {SECRET}"}
+            )
+            until(lambda: "event stream silent" in gateway.log.read_text(), 30, "the silence is reported")
+            problem = 'problem="silent",replica="standard-0"'
+            assert f'ctxgate_kv_event_problems_total{{pool="standard",{problem}}} 1.0' in gateway.exposition()

@@ -128,7 +128,9 @@ def test_check_sums_a_valid_file_up_as_json_without_secrets_and_hashes(
     assert summary["config"]["keys"] == [{"id": "research-ci", "team": "research"}]
     assert summary["config"]["pools"]["fast"]["cache_isolation"] == "team"
     team = summary["config"]["teams"]["research"]
-    context = team.pop("context")
+    context, classes = team.pop("context"), team.pop("classes")
+    assert classes["default"] == "agent"
+    assert classes["batch"] == {"ttft_ms": None, "latency_ms": None, "prefer": "standard"}
     assert team == {"organisation": "acme", "layout": {"level": "safe", "volatile": []}}
     assert (context["compaction"], context["tail_tokens"], context["sticky_tools"]) == ("auto", 20_000, [])
 
@@ -185,6 +187,18 @@ def test_check_shows_volatile_text_as_json(file: Path, capsys: pytest.CaptureFix
         "level": "declared",
         "volatile": [{"kind": "clock"}, {"pattern": "^Build: .+"}],
     }
+
+
+def test_check_shows_how_requests_are_routed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = edited("{organisation: acme}", "{organisation: acme, classes: {interactive: {ttft_ms: 800}}}")
+    text = text.replace("  fast:\n", "  fast:\n    profile: fast\n")
+    file.write_text(text.replace("{pools: [standard]}", "{pools: [standard, fast], routing: lmetric}"))
+    assert main(["check", "-c", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  fast, tuned fast" in lines
+    assert "  tiny: standard, fast, routed by lmetric" in lines
+    told = "agent by default; interactive first token in 0.8 s, prefers fast"
+    assert f"  research, by class of job: {told}" in lines
 
 
 def test_check_warns_and_still_succeeds(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

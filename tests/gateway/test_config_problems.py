@@ -29,8 +29,8 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
         "million tokens, but is text; write it without quotes",
         "c.yaml:7:12: pools.fast.abort: must be true or false, without quotes; "
         "the words yes, no, on and off of YAML 1.1 are not accepted",
-        "c.yaml:8:5: pools.fast.retry: is not a known field; known are replicas, rates, api_key_env, abort, "
-        "continuous_usage, usage_convention, cache_isolation, probe, load",
+        "c.yaml:8:5: pools.fast.retry: is not a known field; known are replicas, provider, rates, profile, "
+        "speed, engine, api_key_env, abort, continuous_usage, usage_convention, cache_isolation, probe, load",
         "c.yaml:13:18: models.tiny.pools[0]: there is no pool standrad; did you mean standard?",
         "c.yaml:18:29: keys[0].team: there is no team reserch; did you mean research?",
         "c.yaml:19:1: lisen: is not a known field; did you mean listen?",

@@ -10,6 +10,7 @@ import pytest
 
 from ctxgate.gateway.config import Context
 from ctxgate.gateway.context_background import until_more_is_old
+from ctxgate.gateway.context_masking import Tokens
 from support.chats import chat
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ TEXT, TOKENS = "S U A[a] Ra A[b] Rb", (500, 100, 200, 800, 1000, 4000)
 def job(tail: int, harder: Fraction = Fraction(1)) -> Job:
     turn = SimpleNamespace(facts=chat(TEXT), context=Context(summary_tokens=700))
     terms = SimpleNamespace(shape=SimpleNamespace(tail=tail), harder=harder)
-    return cast("Job", SimpleNamespace(turn=turn, terms=terms, tokens=TOKENS))
+    return cast("Job", SimpleNamespace(turn=turn, terms=terms, tokens=Tokens(TOKENS, {})))
 
 
 @pytest.mark.parametrize(

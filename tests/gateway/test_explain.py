@@ -102,7 +102,9 @@ def test_a_clock_in_prose(explain: Callable[..., tuple[int, str, str]], config: 
     behind = len(two) - len(renderer.encode(head))
     offset = compact(LATE).index("47Z")
     assert (code, err) == (0, "")
-    assert out == (
+    explained, _, route = out.partition("\nWhere it would go")
+    assert "standard/standard-" in route
+    assert explained == (
         "What b.json would miss, sent after a.json:\n"
         "\n"
         "`messages[0].content` holds the time of day, which changed.\n"

@@ -43,7 +43,7 @@ def evidence(**changes: Any) -> Evidence:
 
 
 def expected(tokens: int, *, counted: bool = True, foreign: int = 0) -> Expected:
-    return Expected(tokens, 5, counted, 0, foreign)
+    return Expected(tokens, 5, counted, 0, foreign, tokens)
 
 
 def edited(kind: Kind = Kind.HISTORY_EDITED, index: int | None = 5, **changes: Any) -> Divergence:

@@ -116,6 +116,39 @@ def test_what_a_call_was_for_is_kept(path: Path) -> None:
         assert reader.rows().attempts == (Attempt(row, end),)
 
 
+def test_what_a_ledger_of_version_4_holds_says_nothing_of_routing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:4])
+        older.setattr(schema, "VERSION", 4)
+        with closing(schema.connect(path, busy_timeout_s=1.0, synchronous="NORMAL")) as connection:
+            insert_opened(connection)
+            settle(connection, settled(), without=())
+    asyncio.run(SqliteLedger(path, price=price).close())
+    with LedgerReader(path) as reader:
+        [attempt] = reader.rows().attempts
+    assert attempt == Attempt(opened(), settled())
+    told = attempt.opened
+    assert told.job_class is told.predicted_ttft_us is told.fits is told.policy is None
+
+
+@pytest.mark.parametrize("fits", [True, False, None])
+def test_what_was_predicted_of_a_call_is_kept(path: Path, fits: bool | None) -> None:
+    row = opened(job_class="batch", predicted_ttft_us=1_234_567, fits=fits, policy="ctxgate")
+
+    async def write_it() -> None:
+        ledger = SqliteLedger(path, price=price)
+        await write(ledger, (row, settled()))
+        await ledger.close()
+
+    asyncio.run(write_it())
+    with LedgerReader(path) as reader:
+        [attempt] = reader.rows().attempts
+    assert attempt.opened == row
+    assert attempt.opened.fits is fits
+
+
 def test_a_settlement_that_an_earlier_version_spilled_is_read(tmp_path: Path) -> None:
     file = tmp_path / "spilled"
     spill.write(file, [spill.Spilled(settled(), opened())])

@@ -19,6 +19,7 @@ OTHER_NAMES = {
     "faiss": "faiss-cpu",
     "PIL": "pillow",
     "re2": "google-re2",
+    "zmq": "pyzmq",
 }  # modules that are not named as their distribution
 BY_NAME = {"uvloop", "httptools"}  # uvicorn loads them when it is told their names
 
@@ -53,7 +54,7 @@ def test_imports_and_declared_dependencies_agree() -> None:
     optional = set().union(
         *(
             declared(extras[name])
-            for name in ("twin", "tokenizers", "redis", "dense", "pictures", "providers")
+            for name in ("twin", "tokenizers", "redis", "events", "dense", "pictures", "providers")
         )
     )
     assert imported() - core <= optional

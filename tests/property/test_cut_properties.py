@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxgate.compression.cut import Cut, CutReason, Range, head_length, plan_cut, remaining, stands, units
+from ctxgate.compression.cut import (
+    Cut,
+    CutReason,
+    Range,
+    head_length,
+    plan_cut,
+    remaining,
+    stands,
+    still_stands,
+    units,
+)
 from ctxgate.compression.dialects.chat import Facts, facts_of, rounds
 from ctxgate.compression.masking import NOTHING, Masking, mask
 from ctxgate.compression.validity import pairing_faults
@@ -165,3 +175,14 @@ def test_every_recorded_session_can_be_masked_to_a_share(share: float) -> None:
         found = mask(messages, sizes, target=target, tail_tokens=2_000)
         assert found.fits, path.stem
         assert not +pairing_faults(remaining(messages, found.dropped))
+
+
+@given(conversations(), conversations(), st.data())
+def test_what_surely_still_stands_does_stand(before: str, after: str, data: st.DataObject) -> None:
+    whole = chat(f"{before} {after}".replace(" S", " U"))
+    since = data.draw(st.integers(0, len(whole)))
+    borders = sorted({part.start for part in units(whole[:since])} | {since})
+    start, stop = (data.draw(st.sampled_from(borders)) for _ in range(2))
+    dropped = [Range(min(start, stop), max(start, stop))]
+    if stands(whole[:since], dropped) and still_stands(whole, dropped, since):
+        assert stands(whole, dropped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -17,6 +17,7 @@ from ctxgate.gateway.commands.serve import listen, make_server
 from ctxgate.gateway.config import Config, Context, Key, Limits, Listen, Model, Pool, Replica, Team
 from ctxgate.gateway.keys import digest
 from ctxgate.inference.rates import RateCard, Rates
+from ctxgate.routing.tiers import TEAMLESS
 from support.client import CHAT, Answer, Wire, connected
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ctxgate.compression.volatile import VolatileKind
     from ctxgate.gateway.ledger import Attempt
     from ctxgate.gateway.services import Services
+    from ctxgate.routing.tiers import Classes
 
 ALPHA: Final = "cg-alpha-0123456789-0123456789-0123456789"
 BETA: Final = "cg-beta-0123456789-0123456789-01234567890"
@@ -35,6 +37,9 @@ RATES_DAY: Final = date(2026, 1, 1)
 # 1000, 100 and 2000 nano-dollars per uncached, cached and output token.
 RATES: Final = Rates(uncached=10**9, cached=10**8, output=2 * 10**9, written=10**9, effective=RATES_DAY)
 MODEL: Final = "m"
+FAST_RATES: Final = Rates(
+    uncached=2 * 10**9, cached=2 * 10**8, output=4 * 10**9, written=2 * 10**9, effective=RATES_DAY
+)
 PLAIN: Final[Mapping[str, Any]] = {"cache_isolation": "none", "probe": False, "load": "off"}
 """Fields of a pool: what clients send arrives byte for byte, and nothing else does."""
 
@@ -60,21 +65,34 @@ def config(
     volatile: frozenset[VolatileKind] = frozenset(),
     context: Context | None = None,
     model: Mapping[str, Any] = MappingProxyType({}),
+    fast: Sequence[str] = (),
+    fast_pool: Mapping[str, Any] = MappingProxyType({}),
+    classes: Classes = TEAMLESS,
 ) -> Config:
-    """One pool over the given servers, one model, two teams of one organisation with a key each."""
+    """One pool over the given servers, one model, two teams of one organisation with a key each.
+
+    `fast`: the servers of a second pool of the same model, of twice the price.
+    """
     servers = tuple(Replica(f"standard-{index}", url) for index, url in enumerate(replicas))
     key = Key("alpha-ci", digest(ALPHA), "alpha", "acme", granted)
     other = Key("beta-ci", digest(BETA), "beta", "acme")
+    fields = {"rates": RateCard(((RATES,),)), **PLAIN, **pool}
+    pools = {"standard": Pool("standard", servers, **fields)}
+    if fast:
+        servers = tuple(Replica(f"fast-{index}", url) for index, url in enumerate(fast))
+        card = RateCard(((FAST_RATES,),))
+        pools["fast"] = Pool("fast", servers, **{**fields, "rates": card, "profile": "fast", **fast_pool})
+        pools["standard"] = replace(pools["standard"], profile="standard")
     return Config(
         listen=Listen(),
         store=store,
         limits=limits or Limits(),
-        pools={"standard": Pool("standard", servers, **{"rates": RateCard(((RATES,),)), **PLAIN, **pool})},
-        models={MODEL: Model(MODEL, ("standard",), served_name, **model)},
+        pools=pools,
+        models={MODEL: Model(MODEL, tuple(pools), served_name, **model)},
         keys=(key, other),
         docs=docs,
         teams={
-            name: Team(name, "acme", layout, volatile, context=context or Context("off"))
+            name: Team(name, "acme", layout, volatile, context=context or Context("off"), classes=classes)
             for name in ("alpha", "beta")
         },
     )

@@ -279,6 +279,7 @@ class Upstream:
         self.abort_calls: list[list[str]] = []
         self.health_status = 200
         self.models: Any = {"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}
+        self.metrics: bytes | None = None
         self.probes = 0
         self.accepted = 0
         self.open: set[Connection] = set()
@@ -337,6 +338,8 @@ class Upstream:
         elif exchange.path == "/v1/models":
             raw = self.models if isinstance(self.models, bytes) else json.dumps(self.models).encode()
             exchange.respond(200, raw)
+        elif exchange.path == "/metrics" and self.metrics is not None:
+            exchange.respond(200, self.metrics, "text/plain")
         else:
             exchange.respond(404, b'{"detail":"Not Found"}')
 
