@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MASK_TOKENS: Final = 40
 """Tokens a masked result is counted with: an upper bound of the line that stands for it."""
 
+LEAST_MASKED_TOKENS: Final = 80
+"""A result of no more stays, its ids and names included: a line in its place would say less and take more."""
+
 NOTICE_TOKENS: Final = 60
 """Tokens of the line that stands for dropped rounds."""
 
@@ -153,7 +156,7 @@ class _Work:
             for at in range(part.start, part.stop):
                 if self._total <= self.target:
                     return
-                if self._messages[at].role != "tool" or at in firm or self._sizes[at] <= MASK_TOKENS:
+                if self._messages[at].role != "tool" or at in firm or self._sizes[at] <= LEAST_MASKED_TOKENS:
                     continue
                 self._resize(at, MASK_TOKENS)
                 self._masked.add(at)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "serve": "run the gateway in front of the pools of a configuration",
     "check": "check a configuration; errors name file, line and field",
-    "pools": "ask the replicas of the pools what they report and how they render",
+    "pools": "start, end, probe and compare the servers of the pools",
     "probe-recall": "ask a pool's model for needles in long prompts: how far back does it still find them",
     "keys": "make client keys; only their hashes are stored",
     "report": "tokens and dollars by task, team, pool, model or day",

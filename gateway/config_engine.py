@@ -136,7 +136,7 @@ def check_engine(pool: Values, replicas: int) -> None:
     if engine is None:
         return
     bind = engine.get(BIND)
-    if bind is not None and len(bind) != replicas:
+    if bind is not None and len(engine.at(BIND).node.value) != replicas:  # unreadable entries count too
         engine.at(BIND).complain(f"must have one entry for each of the {replicas} replicas, in their order")
     if engine.get(DEVICE) == "cpu" and (engine.get(PARALLEL) or 1) > 1:
         engine.at(PARALLEL).complain("is for GPUs; on a CPU a server runs as one")

@@ -28,7 +28,7 @@ def _base_url(place: Place) -> str:
         parts = urlsplit(value)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        host = None
+        place.fail("must be a URL such as https://api.example.com/v1")
     if not host or parts.scheme not in ("http", "https"):
         place.fail("must be a URL such as https://api.example.com/v1")
     if "@" in parts.netloc or parts.query or parts.fragment:

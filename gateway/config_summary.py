@@ -56,7 +56,8 @@ def _pool_json(pool: Pool) -> dict[str, object]:
     return {
         "replicas": [{"name": replica.name, "url": replica.url} for replica in pool.replicas],
         "rates": [_rates_json(rates) for version in pool.rates.versions for rates in version],
-        "sends_api_key": pool.api_key is not None,
+        "provider": None if pool.provider is None else pool.provider.model,
+        "sends_api_key": pool.api_key is not None or pool.provider is not None,
         "abort": pool.abort,
         "continuous_usage": pool.continuous_usage,
         "usage_convention": pool.usage_convention,
@@ -135,10 +136,13 @@ def _pool_lines(pool: Pool) -> Iterator[str]:
     yield f"  {pool.name}" if pool.profile is None else f"  {pool.name}, tuned {pool.profile}"
     notes = [
         "aborts by request id" if pool.abort else "no abort: the usage of broken-off calls is estimated",
-        "sends an API key" if pool.api_key is not None else "sends no API key",
+        "sends an API key" if pool.api_key is not None or pool.provider is not None else "sends no API key",
     ]
     yield f"    {'; '.join(notes)}"
-    yield f"    cached prompts are shared {_SHARED[pool.cache_isolation]}"
+    if pool.provider is not None:
+        yield f"    hosted: {pool.provider.model}, through LiteLLM"
+    else:
+        yield f"    cached prompts are shared {_SHARED[pool.cache_isolation]}"
     width = max(len(replica.name) for replica in pool.replicas)
     for replica in pool.replicas:
         yield f"    {replica.name:<{width}}  {replica.url}"

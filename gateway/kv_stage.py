@@ -23,7 +23,7 @@ from ctxgate.routing.kv_sessions import KvSessions, Outcome
 from ctxgate.routing.snapshot import Knowledge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ctxgate.gateway.config import KvEvents, Pool
     from ctxgate.gateway.flow import Held, Identified
@@ -111,7 +111,7 @@ class KvStage:
 
     # ---- for the router ------------------------------------------------------------------------------
 
-    def hits(self, seen: Seen | None, pools: Iterable[Pool]) -> dict[Place, int]:
+    def hits(self, seen: Seen | None, pools: Sequence[Pool]) -> dict[Place, int]:
         """The tokens that each replica holds of a prompt, for those whose cache is known exactly."""
         if seen is None or not self.streams:
             return {}

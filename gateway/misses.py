@@ -181,9 +181,8 @@ class Misses:
         if seen is None or prompt is None or len(held.routed.decision.candidates) < 2:
             return  # where there is no choice nobody asks before it is settled
         try:
-            chain, sizes = seen.sent.chain, seen.sent.sizes
-            ticket = held.attempt.attempt_id
-            self.index.dispatched(ticket, _place(held), chain, sizes, prompt=prompt, now_us=now_us)
+            at, sent = (held.attempt.attempt_id, _place(held)), seen.sent
+            self.index.dispatched(*at, sent.chain, sent.sizes, prompt=prompt, now_us=now_us)
         except Exception as error:  # noqa: BLE001 - as above
             self._defect("note", error)
 
@@ -290,16 +289,9 @@ class Misses:
                 day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
                 miss = replace(miss, avoidable_nano=nano)
-        output = usage.output
-        self.index.learn(
-            place,
-            seen.sent.chain,
-            seen.sent.sizes,
-            prompt=prompt,
-            cached=cached,
-            now_us=now_us,
-            answer=output.value or 0 if output.certainty is Certainty.MEASURED else 0,
-        )
+        answer = usage.output.value if usage.output.certainty is Certainty.MEASURED else None
+        sent, counts = seen.sent, {"prompt": prompt, "answer": answer or 0}
+        self.index.learn(place, sent.chain, sent.sizes, cached=cached, now_us=now_us, **counts)
         before = None if seen.kin else seen.before
         self._previous.keep(
             seen.owner, seen.sent, seen.body, before, place=place, tokens=prompt, now_us=now_us

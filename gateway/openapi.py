@@ -10,6 +10,7 @@ from ctxgate.gateway.flow import PATHS, Surface
 from ctxgate.gateway.identity import MAX_TASK, TASK_HEADER
 from ctxgate.gateway.inbound import MAX_MESSAGES
 from ctxgate.gateway.layout_level import LAYOUT_HEADER
+from ctxgate.routing.tiers import CLASS_HEADER, LATENCY_HEADER, MOST_MS, TTFT_HEADER, JobClass
 
 _ERROR: Final[dict[str, Any]] = {
     "type": "object",
@@ -65,11 +66,35 @@ _PARAMETERS: Final = [
         "description": "When the conversation may be compacted: the team's mode, or less",
         "schema": {"type": "string", "enum": [mode.value for mode in MODES]},
     },
+    {
+        "name": CLASS_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "The class of its job, which the team's latency budgets go by",
+        "schema": {"type": "string", "enum": [job.value for job in JobClass]},
+    },
+    {
+        "name": TTFT_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "How long it may take to the first token, in milliseconds from its arrival",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_MS},
+    },
+    {
+        "name": LATENCY_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "How long it may take in all, in milliseconds from its arrival",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_MS},
+    },
 ]
 _REQUEST_ID: Final = {"x-request-id": "The gateway's id of this request"}
 _ANSWERED: Final = _REQUEST_ID | {
     "x-ctxgate-pool": "The pool that served the request",
     "x-ctxgate-replica": "The replica that served it",
+    "x-ctxgate-tier": "The profile of that pool, fast or standard, where it has one",
+    "x-ctxgate-predicted-ttft-ms": "The time to the first token that was predicted there",
+    "x-ctxgate-fits": "Whether that kept the request's latency budget, where it has one",
     "x-ctxgate-task": "The task it is booked to, percent-encoded",
     "x-ctxgate-expected-cached": "Prompt tokens that the replica was expected to find in its cache",
     "x-ctxgate-miss": "Why less is cached than could be: `cause; detail=...; field=...; avoidable=N`",
@@ -86,9 +111,10 @@ _STATUSES: Final = {
     "408": "The body stopped coming",
     "413": "Body too large",
     "415": "Unknown content encoding",
+    "429": "The engines have no room",
     "502": "No replica gave an answer",
-    "503": "The engines have no room",
-    "504": "The engine did not answer in time",
+    "503": "The ledger takes no requests, or the gateway is being stopped",
+    "504": "The engine did not answer in time, or the request's latency budget is over",
 }
 
 

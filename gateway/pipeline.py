@@ -16,6 +16,7 @@ refused because the prompt is too long goes back to `plan`, and a shorter prompt
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ctxgate.routing.prefix_index import Place
     from ctxgate.routing.snapshot import LatencyBudget
 
+MOST_US: Final = 10**15
 MOST_REFUSALS: Final = 2
 """How often a prompt that an engine refuses as too long is made shorter and sent again."""
 
@@ -206,11 +208,18 @@ class Pipeline:
             estimated_prompt_tokens=routed.prompt_tokens,
             client_tokens=None if turn is None else turn.client_tokens,
             job_class=identified.job_class,
-            predicted_ttft_us=None if ttft_s is None else round(ttft_s * 1e6),
+            predicted_ttft_us=microseconds(ttft_s),
             fits=routed.decision.fits if routed.budget.bounds else None,
             policy=routed.decision.policy,
         )
         return Held(routed, opened, expected)
+
+
+def microseconds(seconds: float | None) -> int | None:
+    """A predicted time as the ledger keeps it: never below zero, as margins may be; None where it is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return min(max(round(seconds * 1e6), 0), MOST_US)
 
 
 def check_time(budget: LatencyBudget, spent_us: int) -> None:

@@ -12,6 +12,7 @@ from ctxgate.gateway import pool_probe
 from ctxgate.gateway.per_replica import for_each
 from ctxgate.inference import engine_load
 from ctxgate.inference.client import UpstreamFailed
+from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import probe
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ class _Watch:
             log.warning("replica %s is down (%s)", self._name, result.finding.name.lower())
             self._due = record.pool.probe  # it may come back as another engine
             self._services.kv.down((record.pool.name, record.replica.name))
+        if (
+            result.finding is Finding.REFUSED
+        ):  # the engine is gone, and its cache with it; a slow one keeps it
             self._services.misses.index.forget((record.pool.name, record.replica.name))
         if not record.health.probe_ok:
             record.settling_until_us = 0  # a replica that is down is not waited for
@@ -94,6 +98,9 @@ class _Watch:
         if status == HTTPStatus.OK:
             load = engine_load.of_metrics(text)
             self._services.fleet.told_load(record.pool.name, record.replica.name, load)
+            if load.kv_tokens is not None:
+                place = (record.pool.name, record.replica.name)
+                self._services.misses.index.tell_size(place, load.kv_tokens)
 
     def _examine(self) -> None:
         """Begin to find out what the replica can do, unless that is being done or was done just now."""

@@ -30,7 +30,7 @@ INTERACTIVE: Final = "interactive"
 CLASSES: Final = (
     Class("batch", (AGENT, INTERACTIVE), 25, LatencyBudget(prefer="standard")),
     Class(INTERACTIVE, (INTERACTIVE,), 75, LatencyBudget(ttft_us=1_000_000, prefer="fast")),
-    Class(AGENT, (AGENT,), 75, LatencyBudget(ttft_us=10_000_000, prefer="fast")),
+    Class(AGENT, (AGENT,), 75, LatencyBudget(ttft_us=15_000_000, prefer="fast")),
 )
 _SHAPES: Final = 64
 _HOT_TOKENS: Final = 16_000

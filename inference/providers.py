@@ -53,7 +53,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A pool at a provider: the model by LiteLLM's name, the key, and the names of the models that lead here."""
+    """A pool at a provider: its model by LiteLLM's name, its key, the names of the models that lead here."""
 
     model: str
     api_key: str

@@ -1,17 +1,24 @@
 """The choice of a replica for one attempt: pure, on a snapshot, with the reasons kept.
 
     1. Replicas that meet the latency budget as predicted; if none does, the fastest.
-    2. Of these the least burden: the exact price of the attempt there, the work that waits there already,
-       priced as if it were the attempt's own, and what leaving the warmest replica costs above its credit.
+    2. Of these the least burden, in nano-dollars:
+         the exact price of the attempt there, with the cached tokens expected there
+       + waiting behind others, at WAIT of the price of the replica's time
+       + room in its cache, dearer the more of it live conversations fill (RENT)
+       + what leaving the warmest replica costs above the conversation's credit
+       and, where a conversation begins, more for a prediction that takes much of its bound (RISK).
     3. Of those near the least: the preferred profile, the least predicted time, a hash of the request's id.
 
-A conversation of which no replica of the pool knows more than another goes by rendezvous hashing of its
-root over those that are not much busier than the least busy one. So every gateway process sends it to the
-same replica, and a lost replica moves only its own conversations, spread over the others.
+Without a bound, `prefer: fast` pays for every second of the whole answer instead of the waiting. Where
+prices are unknown, the preferred profile comes first, then the model's own order of pools, then time.
+
+A conversation of which no replica of the chosen pool knows more than another goes by rendezvous hashing of
+its root over those that are not much busier than the least busy one. So every gateway process sends it to
+the same replica, and a lost replica moves only its own conversations, spread over the others.
 
 The work that waits is what balances: a prefix that many conversations share is computed anew elsewhere as
 soon as that costs less than waiting for it. Each replica is weighed alone: one that is overrun keeps no
-other from its conversations.
+other from its conversations. The constants are those under which `ctxgate simulate` did best.
 """
 
 from __future__ import annotations
@@ -53,7 +60,8 @@ is being computed would go and compute it once more elsewhere."""
 SAFE: Final = 0.3
 """A prediction that takes no more of its bound than this is safe."""
 RISK: Final = 8.0
-"""What is added to a burden whose prediction takes all of its bound, in times the burden."""
+"""What is added to a burden whose prediction takes all of its bound, in times the burden. Only where a
+conversation begins: one that has begun would pay in the dearer pool for all of its further requests."""
 RENT: Final = 2.0
 """What a token newly kept in a cache full of live conversations costs, in prices of computing one anew."""
 
@@ -158,7 +166,7 @@ def _weigh(one: Open, demand: Demand, worth: Mapping[str, _Worth]) -> _Weighed:
     if state.live_tokens and state.kv_tokens:
         kept = demand.prompt_tokens - one.hit + demand.output_tokens
         burden += prices.rent * kept * state.live_tokens / state.kv_tokens
-    if one.used > SAFE and rank == _FITS:
+    if demand.fresh and one.used > SAFE and rank == _FITS:
         burden *= 1.0 + RISK * (one.used - SAFE) / (1.0 - SAFE)
     return _Weighed(one, rank, late, _LEVEL, burden)
 

@@ -218,6 +218,8 @@ class KvSessions:
         inside = Mark(path)
         for at in range(base + 1, len(chain) - 1):
             marks[chain[at]] = inside
+        if answer is None and (before := known.mark(chain[-1])) is not None and before.path == path:
+            answer = before.answer  # the same prompt again: nothing new was stored, the answer included
         marks[chain[-1]] = Mark(path, path, outcome.prompt, True, answer, outcome.ending)
         known.put(marks)
 

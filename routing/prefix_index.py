@@ -183,7 +183,7 @@ class PrefixIndex:
     def forget(self, place: Place) -> None:
         """Another engine answers there: nothing that was read before is in its cache."""
         memory = self._places.get(place)
-        if memory is not None:
+        if memory is not None and memory.links:
             # What the configuration told stays until it tells anew.
             self._places[place] = fresh = PlaceMemory()
             fresh.size = memory.size

@@ -30,8 +30,8 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="one case per line, as JSON: messages, and what else a chat request has; `expect`, a text that the "
-        "answer must contain, or a mapping with contains, equals, regex, tool or json; `id`, its name",
+        help="one case per line, as JSON: messages, and what else a chat request has; `expect`, a text that "
+        "the answer must contain, or a mapping with contains, equals, regex, tool or json; `id`, its name",
     )
     parser.add_argument("--model", help="the model to ask for (default: one that leads to both pools)")
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="cases at once (default: 4)")

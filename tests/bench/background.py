@@ -82,16 +82,11 @@ def measure(folder: Path, cores: Cores, *, quick: bool = False) -> list[Disturba
     return [_median([each for each in found if each.mode == mode]) for mode in _MODES]
 
 
-def ratio(rows: list[Disturbance], figure: str) -> float:
-    """A figure of `auto`, divided by that of `off`."""
-    off, auto = (next(each for each in rows if each.mode == mode) for mode in _MODES)
-    return float(getattr(auto, figure)) / float(getattr(off, figure))
-
-
 def _prepare(place: Place) -> Launch:
     launch = prepare_ctxgate(place, layout="safe")
     config = place.folder / "ctxgate.yaml"
-    team = 'bench: {organisation: bench, layout: "safe", context: {summarizer: extractive, summary_tokens: 1000, tail_tokens: 8000}}'
+    context = "{summarizer: extractive, summary_tokens: 1000, tail_tokens: 8000}"
+    team = f'bench: {{organisation: bench, layout: "safe", context: {context}}}'
     text = config.read_text()
     config.write_text(re.sub(r"bench: \{organisation: bench, .*\}", team, text))
     return launch

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import measure, planning
+from tests.bench import background, measure, planning
 from tests.bench.report import Results, render
 from tests.bench.rows import ALL_ROWS, BAR_ROWS, QUICK_ROWS, Bench, Cell, Row
 from tests.bench.systems import CTXGATE, FLOOR, SAFE, Cores, Running, Spec, StartError, start, start_mock
@@ -46,6 +46,7 @@ class Plan:
     memory_requests: int
     starts: int
     planning: bool = True
+    background: bool = True
     quick: bool = False
     python_tools: bool = False
 
@@ -59,9 +60,12 @@ def run_plan(plan: Plan, folder: Path, absent: dict[str, str] | None = None) -> 
     if plan.planning:
         noise = Noise(())
         _measure_planning(plan, results)
-        if not plan.rows and not plan.memory_requests:
+        if not (plan.rows or plan.memory_requests or plan.background):
             results.notes = [noise.note()]
             return results
+    if plan.background:
+        _progress("long histories in the background")
+        results.background = background.measure(folder, cores, quick=plan.quick)
     mock = start_mock(tools, folder / "mock", cores.mock)
     running = [mock]
     try:
@@ -166,7 +170,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that `bench` and `peers` share."""
     parser.add_argument("--quick", action="store_true", help="a smoke run; its figures mean nothing")
     parser.add_argument(
-        "--only", action="append", metavar="ROW", help="rows by name or pattern, `memory`, `planning`"
+        "--only",
+        action="append",
+        metavar="ROW",
+        help="rows by name or pattern, `memory`, `planning`, `background`",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="per cell and round")
@@ -184,8 +191,10 @@ def make_plan(args: argparse.Namespace, specs: tuple[Spec, ...], rows: tuple[Row
     if only and "memory" not in only:
         memory = 0
     plans = not only or "planning" in only
-    if not chosen and not memory and not plans:
-        raise SystemExit(f"no such row; rows: memory planning {' '.join(row.name for row in rows)}")
+    behind = not only or "background" in only
+    if not (chosen or memory or plans or behind):
+        names = " ".join(row.name for row in rows)
+        raise SystemExit(f"no such row; rows: memory planning background {names}")
     return Plan(
         specs=specs,
         rows=chosen,
@@ -194,6 +203,7 @@ def make_plan(args: argparse.Namespace, specs: tuple[Spec, ...], rows: tuple[Row
         memory_requests=memory,
         starts=1 if args.quick else 3,
         planning=plans,
+        background=behind,
         quick=args.quick,
         python_tools=args.python_tools,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tests.bench.background import Disturbance
     from tests.bench.planning import Cost
     from tests.bench.rows import Cell, MemoryRun
 
@@ -27,6 +28,7 @@ class Results:
     rss_mb: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # start, peak, end of the run
     absent: dict[str, str] = field(default_factory=dict)  # system -> why it was not measured
     planning: list[Cost] = field(default_factory=list)
+    background: list[Disturbance] = field(default_factory=list)
 
     def errors(self) -> list[str]:
         """Requests that went wrong, by row and system."""
@@ -68,6 +70,7 @@ class Results:
             },
             "start_s": self.start_s,
             "planning": [asdict(cost) for cost in self.planning],
+            "background": [asdict(each) for each in self.background],
             "absent": self.absent,
             "errors": self.errors(),
             "bars": [bar.as_json() for bar in bars(self)],
@@ -180,6 +183,9 @@ def render(results: Results) -> str:
     if results.planning:
         parts += ["Planning at a million tokens: one turn, all but its last two messages known.", ""]
         parts += [_planning(results.planning), ""]
+    if results.background:
+        parts += ["Small requests while histories of 900,000 tokens are held, beside `off`:", ""]
+        parts += [_background(results.background), ""]
     if results.absent:
         parts += ["Not measured:", *(f"- {name}: {why}" for name, why in results.absent.items()), ""]
     rows = [(bar.what, _number(bar.value, bar.unit), _limit(bar), bar.mark) for bar in bars(results)]
@@ -237,6 +243,34 @@ def _paced(rows: Mapping[str, Mapping[str, Cell]]) -> str:
                 pairs = [(cell.added(direct, f), floor.added(direct, f)) for f in ("delay_p50", "delay_p99")]
                 ratios = [f"{mine / base:.2f}" if base > 0 else "-" for mine, base in pairs]
             lines.append((row, name, *delays, *gaps, f"{cell.cpu_ms:.2f}", *ratios))
+    return table(head, lines)
+
+
+def _background(rows: Sequence[Disturbance]) -> str:
+    head = (
+        "context",
+        "requests",
+        "p50 ms",
+        "p99",
+        "long turn p50 ms",
+        "summaries",
+        "x p50",
+        "x p99",
+        "x long",
+    )
+    off = rows[0]
+    lines = [
+        (
+            each.mode,
+            f"{each.requests:,}",
+            *(f"{ms:.2f}" for ms in (each.p50_ms, each.p99_ms, each.long_p50_ms)),
+            str(each.compactions),
+            f"{each.p50_ms / off.p50_ms:.2f}",
+            f"{each.p99_ms / off.p99_ms:.2f}",
+            f"{each.long_p50_ms / off.long_p50_ms:.2f}",
+        )
+        for each in rows
+    ]
     return table(head, lines)
 
 

@@ -76,6 +76,13 @@ def test_context_f16_of_a_last_round_with_many_small_results_the_oldest_are_mask
     assert masked(1000, still_open, sizes[:-1]) == Masking((3, 4, 5), (), (), 960, fits=True)
 
 
+def test_a_result_that_is_no_longer_than_the_line_for_it_is_never_masked() -> None:
+    """Of 81 tokens 41 are saved; of 80 nothing: the line, with the ids around it, takes as many."""
+    text, sizes = "S U A[a] Ra A[b] Rb A[c] Rc", [100, 100, 10, 80, 10, 81, 10, 1000]
+    assert masked(1370, text, sizes).masked == (5,)
+    assert 3 not in masked(400, text, sizes).masked
+
+
 def test_context_l1_several_huge_messages_are_cut_to_one_size() -> None:
     result = masked(1400, "S U U", [100, 9000, 9000])
     assert result.split == (Split(1, 650), Split(2, 650))

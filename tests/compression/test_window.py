@@ -349,6 +349,30 @@ def test_context_f5_one_round_nearly_as_long_as_the_trigger_holds_no_other_pass_
     assert reason(decide(replace(state, tokens=256_143), terms)) is Reason.WINDOW
 
 
+def test_gateways_n5_bursts_at_the_trigger_do_not_bring_one_pass_after_the_other() -> None:
+    """190k stay whatever is done; 100 tokens a turn, and 9,000 in each tenth one, around a trigger of 204k.
+
+    No pass moves the trigger down. Each one yields less than a tenth, so the next one waits for the growth
+    that pays for it, or for the full window at 230k: 40k, which are 40 turns at 990 tokens on average.
+    """
+    terms = replace(TERMS, limits=WINDOW)
+    state, prompt = begin(SHAPE), 190_000
+    due: list[int] = []
+    triggers: set[int] = set()
+    for turn in range(400):
+        prompt += 9_000 if turn % 10 == 9 else 100
+        state = observed(state, terms, prompt)
+        decision = decide(state, terms)
+        if isinstance(decision, Compact):
+            due.append(turn)
+            triggers.add(decision.trigger)
+            prompt = 190_000
+            state = compacted(state, terms, prompt, decision.trigger)
+    assert min(triggers) >= terms.limits.window_trigger()
+    pauses = [after - before for before, after in pairwise(due)]
+    assert min(pauses) >= 40, due
+
+
 def test_context_g9_prompt_and_answer_never_exceed_the_window_by_one() -> None:
     """180,225 and 16,384 are 196,609, one more than the window has."""
     terms = replace(TERMS, limits=Limits(window=196_608, largest_output=16_384))

@@ -49,10 +49,10 @@ _PATIENCE: Final = aiohttp.ClientTimeout(total=600)
 class Conversation:
     """The messages, those requests that it stands for (how many messages each has), and its tools."""
 
-    messages: list[Message] = field(default_factory=list)
-    requests: list[int] = field(default_factory=list)
-    tools: dict[str, Message] = field(default_factory=dict)
-    orders: list[tuple[int, str]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list, repr=False)
+    requests: list[int] = field(default_factory=list, repr=False)
+    tools: dict[str, Message] = field(default_factory=dict, repr=False)
+    orders: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
     def add(self, part: int, path: Path) -> None:
         """Go on with a session. The system message of the first one stays the only one."""
@@ -148,7 +148,7 @@ class Judge:
     """Judges what goes out for each request, and counts."""
 
     conversation: Conversation
-    before: list[Message] = field(default_factory=list)
+    before: list[Message] = field(default_factory=list, repr=False)
     told: str = ""
     cuts: int = 0
     requests: int = 0

@@ -98,7 +98,7 @@ def test_a_pool_is_started_probed_and_ended(vllm_python: Path, tmp_path: Path) -
             "usage of streams": "yes",
             "render": "yes",
             "template": "yes",
-            "cache events": "unknown",
+            "cache events": "no",
             "priority": "yes",
             "load header": "yes",
             "fingerprint": "yes",
@@ -107,7 +107,9 @@ def test_a_pool_is_started_probed_and_ended(vllm_python: Path, tmp_path: Path) -
         ended = run(config, "down")
     assert ended.stdout == "fast/fast-0 ended\n"
     assert began(pid) is None
-    assert subprocess.run(["ps", "-o", "pid=", "-g", str(pid)], check=False, capture_output=True).stdout == b""
+    assert (
+        subprocess.run(["ps", "-o", "pid=", "-g", str(pid)], check=False, capture_output=True).stdout == b""
+    )
     assert "nothing that" in run(config, "down").stdout
 
 

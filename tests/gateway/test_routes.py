@@ -225,6 +225,9 @@ async def test_the_description_tells_of_every_header_read_or_sent(gateway: Gatew
         assert compaction["schema"]["enum"] == ["off", "window", "auto"]
         assert "x-ctxgate-task" in {one["name"] for one in operation["parameters"]}
         told = {"x-ctxgate-layout", "x-ctxgate-compaction", "x-ctxgate-expected-cached", "x-ctxgate-miss"}
+        told |= {"x-ctxgate-tier", "x-ctxgate-predicted-ttft-ms", "x-ctxgate-fits"}
+        asked = {one["name"] for one in operation["parameters"]}
+        assert {"x-ctxgate-class", "x-ctxgate-ttft-ms", "x-ctxgate-latency-ms"} <= asked
         assert sent | told == set(operation["responses"]["200"]["headers"])
         assert set(operation["responses"]["408"]["headers"]) == {"x-request-id"}
 

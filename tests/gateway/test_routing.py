@@ -12,6 +12,7 @@ from ctxgate.gateway import routing
 from ctxgate.gateway.config import Replica
 from ctxgate.gateway.decisions import Decisions
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.pipeline import MOST_US, microseconds
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
 from ctxgate.inference.rates import RateCard
@@ -398,3 +399,20 @@ async def test_a_replica_that_drains_gets_nothing_new_though_it_is_the_only_one(
     answer = await gateway.post(HELLO)
     assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
     assert answer.header("retry-after") == "2"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [(None, None), (1.5, 1_500_000), (-0.25, 0), (float("inf"), None), (float("nan"), None), (1e30, MOST_US)],
+)
+def test_a_predicted_time_is_one_that_the_ledger_takes(seconds: float | None, kept: int | None) -> None:
+    assert microseconds(seconds) == kept
+
+
+async def test_a_margin_below_zero_loses_no_row(upstream: Upstream, start_gateway: Start) -> None:
+    early = Speed(1e-6, 0.0, 0.001, 0.0, 0.0, rho_s=-5.0)
+    gateway = await start_gateway(upstream, pool={"speed": early})
+    gateway.services.routing.speed_of = lambda _: early
+    answer = await gateway.post(HELLO)
+    assert (answer.status, answer.header("x-ctxgate-predicted-ttft-ms")) == (200, "0")
+    assert (await gateway.row()).opened.predicted_ttft_us == 0

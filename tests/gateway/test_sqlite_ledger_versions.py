@@ -130,7 +130,7 @@ def test_what_a_ledger_of_version_4_holds_says_nothing_of_routing(
         [attempt] = reader.rows().attempts
     assert attempt == Attempt(opened(), settled())
     told = attempt.opened
-    assert told.job_class is told.predicted_ttft_us is told.fits is told.policy is None
+    assert (told.job_class, told.predicted_ttft_us, told.fits, told.policy) == (None,) * 4
 
 
 @pytest.mark.parametrize("fits", [True, False, None])

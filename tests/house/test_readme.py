@@ -19,6 +19,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 TOUR = "tests/house/test_readme_tour.py"
+SERVERS = "tests/e2e/test_pools_servers.py"
 HERE = "tests/house/test_readme.py"
 
 # Where each command is run: a file that contains it as the document shows it, or a test.
@@ -32,6 +33,10 @@ COVERED_BY = {
     "ctxgate check -c configs/ctxgate.yaml": TOUR,
     "ctxgate serve -c configs/ctxgate.yaml": TOUR,
     "ctxgate pools probe -c configs/ctxgate.yaml": TOUR,
+    "ctxgate pools command -c configs/ctxgate.yaml": TOUR,
+    "ctxgate pools up -c configs/ctxgate.yaml": f"{SERVERS}::test_a_pool_is_started_probed_and_ended",
+    "ctxgate pools down -c configs/ctxgate.yaml": f"{SERVERS}::test_a_pool_is_started_probed_and_ended",
+    "ctxgate pools compare fast standard --cases cases.jsonl -c configs/ctxgate.yaml": TOUR,
     "ctxgate report --by task": TOUR,
     "ctxgate report --by pool --json": TOUR,
     "ctxgate report --misses": TOUR,

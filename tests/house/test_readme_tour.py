@@ -136,6 +136,10 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
     tour.environment["CTXGATE_KEY"] = key["secret"]
 
     assert "tour" in tour.run("ctxgate check -c configs/ctxgate.yaml")
+    lines = tour.run("ctxgate pools command -c configs/ctxgate.yaml")
+    assert lines.count("-m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B") == 2
+    case = {"messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 4, "expect": {"regex": "."}}
+    (tmp_path / "cases.jsonl").write_text(json.dumps(case) + "\n")
     with (
         tour.serving("ctxgate twin --profile fast --port 8001", "8001"),
         tour.serving("ctxgate twin --profile standard --port 8002", "8002"),
@@ -143,9 +147,11 @@ def test_the_readme_from_the_key_to_the_report(tmp_path: Path) -> None:
     ):
         replayed = tour.run("ctxgate replay session.jsonl --to http://127.0.0.1:8080")
         probed = tour.run("ctxgate pools probe -c configs/ctxgate.yaml")
+        compared = tour.run("ctxgate pools compare fast standard --cases cases.jsonl -c configs/ctxgate.yaml")
         recalled = tour.run("ctxgate probe-recall --pool fast --lengths 500,1000 --out recall.json")
     assert "tour" in replayed
     assert probed.count("reports cached tokens yes") == 2
+    assert "the same answer        100.0% (1 of 1" in compared
     assert "not even the shortest length finds 90% of the needles" in recalled  # the twin cannot read
     assert decode((tmp_path / "recall.json").read_bytes()).calls == 2 + 2 * 11
 

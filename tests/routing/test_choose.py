@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,9 @@ from msgspec.structs import replace
 from ctxgate.inference.rates import Rates
 from ctxgate.routing.choose import choose, rendezvous, rendezvous_score
 from ctxgate.routing.snapshot import Demand, LatencyBudget, PoolTerms, ReplicaState, Speed, Work
+
+if TYPE_CHECKING:
+    from ctxgate.routing.snapshot import Profile
 
 PER_MILLION = 10**9  # nano-dollars of a rate of one dollar
 STANDARD_SPEED = Speed(80e-6, 8e-10, 18e-3, 0.12e-3, 1e-8, slots=64)
@@ -32,7 +35,7 @@ INTERACTIVE = LatencyBudget(ttft_us=1_000_000, prefer="fast")
 
 def ask(prompt: int = 2_000, output: int = 200, request: str = "r", **more: Any) -> Demand:
     """A demand of a conversation that has a name."""
-    fields = {"root": b"root", "budget": LatencyBudget()} | more
+    fields: dict[str, Any] = {"root": b"root", "budget": LatencyBudget()} | more
     return Demand(request_id=request, prompt_tokens=prompt, output_tokens=output, **fields)
 
 
@@ -227,7 +230,7 @@ def test_a_wait_for_a_slot_counts() -> None:
 
 @pytest.mark.parametrize("prefer", ["fast", "standard"])
 def test_without_prices_the_preferred_profile_decides_and_without_a_preference_the_first_pool(
-    prefer: str,
+    prefer: Profile,
 ) -> None:
     pools = {name: replace(terms, rates=None, speed=None) for name, terms in POOLS.items()}
     fleet = [replica("f", pool="fast"), replica("s")]
@@ -259,7 +262,9 @@ def test_an_unknown_conversation_has_the_same_home_in_every_process() -> None:
         unpriced = {"standard": replace(STANDARD, rates=None, speed=None)}
         assert chosen(ask(root=root, request=f"x{number}"), fleet) == _home(root, names)
         assert chosen(ask(root=root), fleet[::-1], unpriced) == _home(root, names)
-        assert chosen(ask(root=root), fleet, {}) == rendezvous(root, fleet).replica  # type: ignore[union-attr]
+        told = rendezvous(root, fleet)
+        assert told is not None
+        assert chosen(ask(root=root), fleet, {}) == told.replica
 
 
 # ---- who may be chosen -----------------------------------------------------------------------------------

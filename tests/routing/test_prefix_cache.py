@@ -112,11 +112,11 @@ def test_without_a_size_nothing_is_held_to_be_evicted() -> None:
 
 @pytest.mark.parametrize("room", [100_000, 12_000, 6_000])
 def test_expected_hits_are_those_of_a_block_pool_within_a_percent(room: int) -> None:
-    """Forty conversations of one head, eight at a time; each turn goes on from the answer before it."""
+    """Sixteen conversations of one head, eight at a time; each turn goes on from the answer before it."""
     rng, index, pool = random.Random(room), PrefixIndex(), BlockPool(room // 16 + 1)
     index.tell_size(HERE, room)
     head = [rng.randrange(1000) for _ in range(400)]
-    waiting = [f"c{number}" for number in range(40)]
+    waiting = [f"c{number}" for number in range(16)]
     live: list[tuple[str, list[bytes], list[int]]] = []
     expected = reported = 0
     while waiting or live:
@@ -304,13 +304,13 @@ def test_routing_h1_many_long_prompts_stay_within_the_bound_of_all_places() -> N
 
 
 def test_a_conversation_of_a_million_tokens_takes_a_few_hundred_kilobytes() -> None:
-    """1,162 messages in 581 turns; the links themselves belong to whoever made them."""
+    """1,162 messages, twenty more with each turn; the links themselves belong to whoever made them."""
     links, index = chain("long", 1_163), PrefixIndex()
     index.tell_size(HERE, 2_000_000)
     sizes = [0, *[4_000] * 1_162]
     tracemalloc.start()
     try:
-        for turn in range(3, 1_164, 2):
+        for turn in range(3, 1_164, 20):
             index.learn(
                 HERE, links[:turn], sizes[:turn], prompt=860 * turn, cached=0, now_us=turn, answer=400
             )

@@ -1,4 +1,4 @@
-"""Fleet simulations: the same tasks for every policy, counted by the engines, decided on what a gateway knows."""
+"""Fleet simulations: the same tasks for every policy, counted by the engines, decided by the gateway."""
 
 from __future__ import annotations
 
@@ -57,19 +57,18 @@ def test_the_figures_of_one_task_are_those_worked_out_by_hand() -> None:
 
 
 def test_the_head_is_found_by_the_next_task_and_nothing_else_of_it() -> None:
-    fleet = replace_pool(replicas=1)
+    fleet = one_replica()
     served = Simulation(fleet, "ctxgate").run([task(0, 0.0), task(1, 100.0)])
     assert [one.cached for one in served if one.task == 1] == [320, 992, 1488]
     assert [one.oracle for one in served if one.task == 1] == [320, 992, 1488]
 
 
-def replace_pool(**changes: object) -> Fleet:
-    fields = {name: getattr(POOL, name) for name in ("name", "tuned", "profile", "replicas", "kv_tokens")}
-    return Fleet((PoolSetup(**(fields | {"rates": RATES} | changes)),))  # type: ignore[arg-type]
+def one_replica(kv_tokens: int = 100_000) -> Fleet:
+    return Fleet((PoolSetup("p", "standard", PROFILE, 1, kv_tokens, RATES),))
 
 
 def test_what_was_evicted_is_neither_found_nor_expected() -> None:
-    fleet = replace_pool(replicas=1, kv_tokens=3_200)
+    fleet = one_replica(3_200)
     other = Shape("other", "k", None, 0, (Call(3_000, 10, 0.0),))
     served = Simulation(fleet, "ctxgate").run([task(0, 0.0), task(1, 3.0, other)])
     again = next(one for one in served if one.task == 0 and one.prompt == 1_500)
