@@ -20,6 +20,7 @@ from ctxgate.gateway.edge import (
 )
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import PATHS
+from ctxgate.gateway.hosted import serve_hosted
 from ctxgate.gateway.identity import authenticate
 from ctxgate.gateway.inbound import read_inbound
 from ctxgate.gateway.keys import KeyRing
@@ -67,6 +68,7 @@ class Application:
         self.generation += 1
         if self.services is not None:
             self.services.reconfigure(config, self._keys)
+            serve_hosted(self.services.client, config)
             self.services.telemetry.generation.set(self.generation)
 
     def begin_shutdown(self) -> None:

@@ -14,6 +14,7 @@ from ctxgate.gateway.cache_salt import SECRET_BYTES, Salts, kept_secret
 from ctxgate.gateway.context import ContextStage
 from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.forms import Forms
+from ctxgate.gateway.hosted import serve_hosted
 from ctxgate.gateway.housekeeping import expire_originals, forget_forms
 from ctxgate.gateway.layout import LayoutStage
 from ctxgate.gateway.recall import Recall
@@ -22,8 +23,7 @@ from ctxgate.gateway.services import Services, unix_us
 from ctxgate.gateway.stores.sqlite import SqliteLedger
 from ctxgate.gateway.telemetry import Telemetry
 from ctxgate.inference import rates
-from ctxgate.inference.client import UpstreamClient
-from ctxgate.inference.providers import AnyClient, Hosted, Providers
+from ctxgate.inference.providers import AnyClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,7 +51,8 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
     secret = config.cache_salt_secret
     if secret is None:
         secret = await kept_secret(ledger.forms, secrets.token_bytes(SECRET_BYTES), unix_us())
-    client = _client(config)
+    client = AnyClient(config.limits.connect_timeout_s)
+    serve_hosted(client, config)
     telemetry = Telemetry()
     forms = Forms(ledger.forms)
     layout = LayoutStage(forms, lambda reason: telemetry.layout_dropped.labels(reason).inc())
@@ -85,26 +86,6 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
         await recall.close()
         await client.close()
         await ledger.close()
-
-
-def _client(config: Config) -> UpstreamClient:
-    """The client for what is configured: servers alone, or providers too, whose library loads meanwhile."""
-    hosted = {
-        name: Hosted(
-            pool.provider.model,
-            pool.provider.api_key,
-            pool.provider.base_url,
-            tuple({one.engine_name: None for one in config.models.values() if name in one.pools}),
-            pool.provider.window,
-        )
-        for name, pool in config.pools.items()
-        if pool.provider is not None
-    }
-    if not hosted:
-        return UpstreamClient(config.limits.connect_timeout_s)
-    providers = Providers(hosted)
-    providers.load()
-    return AnyClient(config.limits.connect_timeout_s, providers)
 
 
 def _price(config: Config, attempt: AttemptOpened, usage: Usage) -> Charge:

@@ -39,6 +39,7 @@ class _Watch:
         self._record = record
         self._examination: asyncio.Task[None] | None = None
         self._examined_us: int | None = None
+        self._fingerprint = record.fingerprint
         self._due = record.pool.probe
         if self._due:
             record.settling_until_us = services.fleet.clock() + SETTLE_US
@@ -81,6 +82,9 @@ class _Watch:
         if not record.health.probe_ok:
             record.settling_until_us = 0  # a replica that is down is not waited for
             return
+        if record.fingerprint != self._fingerprint:  # another engine answers there, or was set up anew
+            self._due |= self._fingerprint is not None and record.pool.probe
+            self._fingerprint = record.fingerprint
         if self._due:
             self._examine()
         if record.pool.load == "metrics":

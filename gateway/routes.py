@@ -222,6 +222,7 @@ def _add_operations(app: FastAPI, application: Application) -> None:
     async def metrics() -> Response:
         services = _services(application)
         services.telemetry.observe(services.fleet, services.ledger)
+        services.scaling.show()
         text = await asyncio.to_thread(services.telemetry.exposition)
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 

@@ -252,6 +252,7 @@ class RoutingStage:
         """Compare an attempt with what was predicted of it. Never raises."""
         try:
             self._services.telemetry.placed(settled, total_us)
+            self._services.scaling.settled(settled)
             self.decisions.settled(settled, total_us)
         except Exception as error:  # noqa: BLE001 - no defect in comparing may leave an attempt unbooked
             log.error("cannot compare an attempt with its prediction: %s", type(error).__name__)

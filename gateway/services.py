@@ -18,6 +18,7 @@ from ctxgate.gateway.kv_stage import KvStage
 from ctxgate.gateway.misses import Misses
 from ctxgate.gateway.patience import Patience
 from ctxgate.gateway.routing import RoutingStage
+from ctxgate.gateway.scaling import Scaling
 from ctxgate.gateway.speeds import Speeds
 from ctxgate.gateway.tool_refusal import ToolRefusal
 from ctxgate.inference.estimate import TokenRatio
@@ -129,6 +130,7 @@ class Services:
     context: ContextStage = field(init=False)  # made of these services
     savings: Savings = field(init=False)
     routing: RoutingStage = field(init=False)
+    scaling: Scaling = field(init=False)
     kv: KvStage = field(init=False)
     speeds: Speeds = field(init=False)
     roots: Roots = field(init=False)
@@ -139,6 +141,7 @@ class Services:
         self.speeds = Speeds()
         self.speeds.update(self.config.pools.values())
         self.routing = RoutingStage(self)
+        self.scaling = Scaling(self)
         self.kv = KvStage(self)
         self.roots = Roots(_patterns(self.config), secrets.randbits(64), self.layout.sections)
 

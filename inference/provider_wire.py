@@ -46,7 +46,7 @@ PASSED: Final = frozenset(
 
 _OWN_MARK: Final = "ctxgate"
 _LONGEST_MESSAGE: Final = 2000
-_NAMES: Final = re.compile(r"(?:(?:litellm\.)?[A-Za-z]{1,60}(?:Error|Exception)(?: -|:) ){0,4}")
+_NAMES: Final = re.compile(r"(?:(?:litellm\.)?[A-Za-z]{0,60}(?:Error|Exception|Timeout)(?: -|:) ){0,4}")
 _NOT_CONNECTED: Final = frozenset(
     {"ConnectError", "ConnectTimeout", "ClientConnectorError", "ConnectionRefusedError", "gaierror"}
 )

@@ -1,6 +1,6 @@
 """Pools at hosted providers, called through LiteLLM behind the interface of the client for servers.
 
-    Providers.load()     LiteLLM is imported in a thread; until it is there, calls wait and probes find nobody
+    Providers.serve()    LiteLLM is imported in a thread; until it is there, calls wait and probes find nobody
     Providers.open()     one chat call; its answer reads like a server's
     response.close()     hangs up, which is all the abort that a provider offers
 
@@ -172,14 +172,19 @@ def _reported(stream: Any) -> bool:
 class Providers:
     """The calls of all pools at providers."""
 
-    def __init__(self, pools: Mapping[str, Hosted]) -> None:
-        self._pools = pools
+    def __init__(self) -> None:
+        self._pools: dict[str, Hosted] = {}
         self._library: Any = None
         self._loading: asyncio.Task[None] | None = None
 
-    def load(self) -> None:
-        """Begin to import LiteLLM in a thread."""
-        self._loading = asyncio.get_running_loop().create_task(self._load())
+    def serve(self, pools: Mapping[str, Hosted]) -> None:
+        """Call these pools too; with the first ones, begin to import LiteLLM in a thread.
+
+        Pools that are given no more are kept: calls that were begun end as they began.
+        """
+        self._pools |= pools
+        if self._pools and self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
 
     async def _load(self) -> None:
         try:
@@ -247,9 +252,13 @@ def _refused(status: int, message: str) -> UpstreamResponse:
 class AnyClient(UpstreamClient):
     """The client for servers, which gives the calls of pools at providers to `Providers`."""
 
-    def __init__(self, connect_timeout_s: float, providers: Providers) -> None:
+    def __init__(self, connect_timeout_s: float) -> None:
         super().__init__(connect_timeout_s)
-        self._providers = providers
+        self._providers = Providers()
+
+    def serve(self, pools: Mapping[str, Hosted]) -> None:
+        """Call these pools at providers too; see `Providers.serve`."""
+        self._providers.serve(pools)
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """As for servers."""

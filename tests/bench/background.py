@@ -130,7 +130,8 @@ def _conversation(gateway: Running, mode: str, tokens: int, name: str) -> float:
     """
     request = chat_request(tokens * BYTES_PER_TOKEN, 8)
     messages = request["messages"]
-    messages[0] = {**messages[0], "content": f"{name}: {messages[0]['content']}"}
+    for at in (0, 1):  # the head and the task: what follows is the same in all
+        messages[at] = {**messages[at], "content": f"{name}: {messages[at]['content']}"}
     before = _compactions(gateway)
     took: list[float] = []
     with contextlib.closing(_connection(gateway)) as connection:

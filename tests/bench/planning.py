@@ -105,6 +105,11 @@ class MemoryStore:
             self._texts.setdefault((tenant, key), text)
         return {key: self._texts[tenant, key] for key in (*claims, *reads) if (tenant, key) in self._texts}
 
+    async def forget(self, unused_since_us: int, limit: int) -> int:
+        """Nothing is ever dropped."""
+        del unused_since_us, limit
+        return 0
+
 
 def measure(*, quick: bool = False) -> list[Cost]:
     """All cases at all sizes."""
@@ -254,7 +259,8 @@ def measure_peer(name: str, python: Path, own: Sequence[Cost], *, quick: bool = 
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             file.write(next(_turns(CASES[0], cost.tokens, 1)))
             file.flush()
-            command = [python, "-c", _HARNESS.format(counter=counter), file.name, "1" if quick else "5"]
+            code = _HARNESS.format(counter=counter)
+            command = [str(python), "-c", code, file.name, "1" if quick else "5"]
             done = subprocess.run(
                 command,
                 check=True,

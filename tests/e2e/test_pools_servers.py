@@ -81,7 +81,7 @@ def test_a_pool_is_started_probed_and_ended(vllm_python: Path, tmp_path: Path) -
         pid = json.loads(record.read_text())["pid"]
         assert os.getpgid(pid) == pid != os.getpgid(0)
         arguments = subprocess.run(
-            ["ps", "-o", "args=", "-g", str(pid)], check=True, capture_output=True, text=True
+            ["ps", "-ww", "-o", "args=", "-g", str(pid)], check=True, capture_output=True, text=True
         ).stdout
         assert "--performance-mode" in arguments
         assert SECRET not in arguments

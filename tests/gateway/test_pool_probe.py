@@ -244,6 +244,22 @@ async def test_a_replica_that_comes_back_is_probed_again_but_not_all_the_time(
     assert len(upstream.calls) > calls
 
 
+async def test_an_engine_of_another_fingerprint_is_probed_again(
+    upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_watch, "PROBE_EVERY_S", 0.005)
+    monkeypatch.setattr(replica_watch, "EXAMINE_EVERY_US", 0)
+    upstream.default = reports(32)
+    gateway = await start_gateway(upstream, pool=PROBING)
+    await examined(gateway)
+    (record,) = gateway.services.fleet.records()
+    record.fingerprint, upstream.probes = "one", 0  # as the first answer tells it
+    await until(lambda: upstream.probes > 3)
+    calls = len(upstream.calls)
+    record.fingerprint = "another"
+    await until(lambda: len(upstream.calls) > calls)
+
+
 async def test_a_defect_in_probing_is_logged_and_the_gateway_serves(
     upstream: Upstream,
     start_gateway: Start,

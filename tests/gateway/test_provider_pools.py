@@ -221,6 +221,19 @@ async def test_a_provider_that_is_not_there_was_not_reached(
     assert {row.settled.charge.total for row in rows} == {0}
 
 
+async def test_a_pool_at_a_provider_that_a_reload_brings_serves(
+    provider: FakeProvider, tmp_path: Path
+) -> None:
+    plain = config(tmp_path / "l.db", [])
+    gateway = await Gateway.start(plain)
+    try:
+        gateway.application.reconfigure(hosted(plain, OPENAI, provider.url))
+        answer = await gateway.post(HELLO)  # waits for the library
+        assert (answer.status, len(provider.calls)) == (200, 1)
+    finally:
+        await gateway.stop()
+
+
 async def test_other_surfaces_are_refused_in_openais_envelope(
     start: Callable[[str], Awaitable[Gateway]], provider: FakeProvider
 ) -> None:
