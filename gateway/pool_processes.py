@@ -21,7 +21,7 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ctxgate.inference.pools import KEY_VARIABLE
 from ctxgate.inference.probe import windows_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S: Final = 0.5
 STOP_S: Final = 30.0
+_KILLED_S: Final = 10.0
 TAIL_LINES: Final = 30
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER: Final = 2**20
@@ -131,8 +132,8 @@ def up(servers: Sequence[Server], state: State, say: Callable[[str], None], wait
         for server, _, process in started:
             _await_ready(server, process, state, say, deadline)
     except BaseException:
-        for _, running, process in started:
-            _end(running, process)
+        for _, running, _ in started:
+            _end(running)
             state.forget(running)
         raise
     return [server for server, _, _ in started]
@@ -140,10 +141,8 @@ def up(servers: Sequence[Server], state: State, say: Callable[[str], None], wait
 
 def _start(server: Server, state: State) -> tuple[Server, Running, subprocess.Popen[bytes]]:
     name = f"{server.pool}/{server.replica}"
-    with socket.socket(socket.AF_INET6 if ":" in server.place[0] else socket.AF_INET) as asking:
-        asking.settimeout(_ASK_TIMEOUT_S)
-        if asking.connect_ex(server.place) == 0:
-            raise ServersFailed(f"{name} cannot be started: something listens at {server.url} already")
+    if _listens(server):
+        raise ServersFailed(f"{name} cannot be started: something listens at {server.url} already")
     environment = os.environ | dict(server.launch.environment)
     if server.api_key is not None:
         environment[KEY_VARIABLE] = server.api_key
@@ -166,6 +165,15 @@ def _start(server: Server, state: State) -> tuple[Server, Running, subprocess.Po
     if since is not None:  # else it has ended already, which is told by its log
         state.save(running)
     return server, running, process
+
+
+def _listens(server: Server) -> bool:
+    """Whether somebody listens where a server is to; an unknown host is the server's to report."""
+    try:
+        with socket.create_connection(server.place, _ASK_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _await_ready(
@@ -234,23 +242,30 @@ def down(state: State, pool: str | None, say: Callable[[str], None]) -> int:
     return ended
 
 
-def _end(running: Running, child: subprocess.Popen[bytes] | None = None) -> bool:
+def _end(running: Running) -> bool:
     """End a server and its workers; False where it does not run any more."""
     if not running.began or began(running.pid) != running.began:
         return False
     _signal(running.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while began(running.pid) == running.began and time.monotonic() < deadline:
-        if child is not None:
-            child.poll()  # a child of this process is gone only once it was asked after
         time.sleep(0.05)
-    _signal(running.pid, signal.SIGKILL)  # also workers that outlived their server: they are of its group
+    deadline = time.monotonic() + _KILLED_S
+    # Its workers are of its group, and may outlive it.
+    while _signal(running.pid, signal.SIGKILL) and time.monotonic() < deadline:
+        with suppress(ChildProcessError):
+            os.waitpid(running.pid, os.WNOHANG)  # a child of this process is gone once it was asked after
+        time.sleep(0.05)
     return True
 
 
-def _signal(group: int, number: int) -> None:
-    with suppress(ProcessLookupError):
+def _signal(group: int, number: int) -> bool:
+    """Send a signal to a process group; False where nobody is left in it."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def tail(state: State, server: Server) -> str:
@@ -271,8 +286,3 @@ def _read_end(file: Path, size: int = 65_536) -> str:
         log.seek(0, os.SEEK_END)
         log.seek(max(log.tell() - size, 0))
         return log.read().decode(errors="replace")
-
-
-def as_plain(running: Running) -> dict[str, Any]:
-    """A record as JSON shows it."""
-    return asdict(running)

@@ -57,9 +57,9 @@ QUIET: Final = 8
 WAIT: Final = 0.5
 """The price of a second of waiting, in prices of a second of prefill. Below 1, or else a prompt whose prefix
 is being computed would go and compute it once more elsewhere."""
-SAFE: Final = 0.3
+SAFE: Final = 0.1
 """A prediction that takes no more of its bound than this is safe."""
-RISK: Final = 8.0
+RISK: Final = 30.0
 """What is added to a burden whose prediction takes all of its bound, in times the burden. Only where a
 conversation begins: one that has begun would pay in the dearer pool for all of its further requests."""
 RENT: Final = 2.0

@@ -2,9 +2,9 @@
 
 One gateway process. In each phase a client sends one small request after the other, and meanwhile another
 one holds conversations of 900,000 tokens (at four bytes a token), three turns each, every one new. The phases
-differ only in what the gateway may do with these: nothing (`off`), or compact where it pays (`auto`), which
-means a summary made by code in the background, originals archived and indexed. Rounds are interleaved;
-figures are ratios of `auto` to `off` in the same run.
+differ only in what the gateway may do with these: nothing (`off`), plan and measure them (`window`, which
+none of them fills), or compact as well where it pays (`auto`): a summary made by code in the background,
+originals archived and indexed. Rounds are interleaved; figures are ratios in the same run.
 
 The upstream answers at once and counts a token for four bytes; it is a process of its own.
 """
@@ -42,9 +42,9 @@ BYTES_PER_TOKEN: Final = 4
 CONVERSATIONS: Final = 2  # in each phase
 ROUNDS: Final = 3
 WITHIN_S: Final = 30.0
-SUMMARY_S: Final = 2.0  # about what planning, summarizing and indexing take
+SUMMARY_S: Final = 7.0  # about what planning, summarizing and indexing take
 _COMPACTIONS: Final = re.compile(r"^ctxgate_compactions_total\{[^}]*\} (\d+)", re.MULTILINE)
-_MODES: Final = ("off", "auto")
+_MODES: Final = ("off", "window", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _conversation(gateway: Running, mode: str, tokens: int, name: str) -> float:
     took: list[float] = []
     with contextlib.closing(_connection(gateway)) as connection:
         for count in (len(messages) - 4, len(messages) - 2, len(messages)):
-            if len(took) == 2:  # in `off` as long as a summary takes, so that both phases idle alike
+            if len(took) == 2:  # as long as a summary takes, so that all phases idle alike
                 _wait(lambda: _compactions(gateway) > before, WITHIN_S if mode == "auto" else SUMMARY_S)
             body = json.dumps({**request, "stream": False, "messages": messages[:count]}).encode()
             took.append(_asked(connection, gateway, body, mode))

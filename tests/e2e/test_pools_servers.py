@@ -50,7 +50,16 @@ def written(folder: Path, python: Path, *extra: str) -> Path:
         "python": str(python),
     }
     pool = {
-        "replicas": [{"name": "fast-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "replicas": [
+            {
+                "name": "fast-0",
+                "url": f"http://127.0.0.1:{free_port()}",
+                "kv_events": {
+                    "endpoint": f"tcp://127.0.0.1:{free_port()}",
+                    "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
+                },
+            }
+        ],
         "rates": rates,
         "profile": "fast",
         "api_key_env": "FAST_POOL_KEY",
@@ -98,7 +107,7 @@ def test_a_pool_is_started_probed_and_ended(vllm_python: Path, tmp_path: Path) -
             "usage of streams": "yes",
             "render": "yes",
             "template": "yes",
-            "cache events": "no",
+            "cache events": "yes",
             "priority": "yes",
             "load header": "yes",
             "fingerprint": "yes",

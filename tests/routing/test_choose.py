@@ -225,6 +225,17 @@ def test_a_wait_for_a_slot_counts() -> None:
     assert late.fits is False
 
 
+def test_where_a_conversation_begins_it_leaves_nothing_and_takes_no_risk() -> None:
+    # 4,000 of 5,000 tokens belong to a head that others share; 20,000 waiting tokens take 1.6 of 3 s.
+    fleet = [replica("a", 4_000, **queued(20_000)), replica("b")]
+    budget = LatencyBudget(ttft_us=3_000_000)
+    assert chosen(ask(5_000, budget=budget, fresh=True), fleet) == "b"
+    # One that has begun stays: 5,000 waiting tokens cost 1,250,000 nano, leaving 2 * 1,800,000.
+    fleet = [replica("a", 4_000, **queued(5_000)), replica("b")]
+    assert chosen(ask(5_000, budget=budget), fleet) == "a"
+    assert chosen(ask(5_000, budget=budget, fresh=True), fleet) == "b"
+
+
 # ---- preference and ties ---------------------------------------------------------------------------------
 
 
