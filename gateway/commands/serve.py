@@ -85,13 +85,16 @@ def run(args: argparse.Namespace) -> int:
     server = make_server(application, args.log_level)
     application.reloader = Reloader(application, Path(args.config))
     spare_the_collector()
-    host, bound = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"ctxgate listening on http://{shown}:{bound}", flush=True)
+    print(f"ctxgate listening on {_address(listener)}", flush=True)
     end_cleanly(server)
     server.run(sockets=[listener])
     failed = server.lifespan.should_exit  # at its end as at its start: settlements may be lost
     return 0 if server.started and not failed else 1
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def end_cleanly(server: uvicorn.Server) -> None:
