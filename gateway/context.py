@@ -10,7 +10,6 @@ engine then refuses as too long comes back, shorter, before any byte went to the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import traceback
@@ -31,12 +30,13 @@ from ctxgate.gateway.context_background import Compactor
 from ctxgate.gateway.context_inline import Inline, believes
 from ctxgate.gateway.context_lengths import ExactCounts, Tokenizers, Windows
 from ctxgate.gateway.context_level import Mode
+from ctxgate.gateway.context_long import is_covered, locate
 from ctxgate.gateway.context_records import Records, weight
 from ctxgate.gateway.context_recurring import places, shortened
 from ctxgate.gateway.context_shown import Shown
 from ctxgate.gateway.context_sizes import Estimate, Lengths, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
-from ctxgate.gateway.context_turn import LONG_MESSAGES, Shaped, Turn
+from ctxgate.gateway.context_turn import Shaped, Turn
 from ctxgate.gateway.first_look import first_look, first_sizes
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.forms import FRESH_US
@@ -133,9 +133,8 @@ class ContextStage:
         turn = self._turn(allowed, laid, mode)
         await first_sizes(self.lengths, turn.facts, laid.body.items("messages"))
         record = await self._known_record(turn)
-        if record is not None and len(turn.facts) > LONG_MESSAGES:
-            laid.body.frame()  # where the messages lie; then others go on first
-            await asyncio.sleep(0)
+        if record is not None:
+            await locate(turn)
         await self._put(turn, record)
         await turn.measure(self.lengths, self.tokenizers)
         if refused is None:
@@ -215,7 +214,7 @@ class ContextStage:
             if turn.context.tool_results:
                 self.shown.without_store(turn)
             record = self.records.known(turn.root, turn.hashes)
-        if record is None or await turn.is_covered(record):
+        if record is None or await is_covered(turn, record):
             return record
         self._dropped("stale")
         return None

@@ -13,6 +13,7 @@ from ctxgate.compression.compaction import covered
 from ctxgate.compression.validity import Invalid
 from ctxgate.compression.window import Reason
 from ctxgate.compression.window import target as target_of
+from ctxgate.gateway.context_long import locate
 from ctxgate.gateway.context_masking import Goal, masked
 from ctxgate.gateway.context_sizes import KNOWN_SPREAD, UNKNOWN_SPREAD, Estimate
 from ctxgate.gateway.context_terms import asked_output
@@ -91,6 +92,7 @@ class Inline:
         return False
 
     async def _put(self, turn: Turn, record: Compaction | None) -> bool:
+        await locate(turn)
         try:
             turn.put(record, self._stage.views, self._stage.shaping)
         except Invalid:  # what went out before stays

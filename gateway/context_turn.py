@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.compression.compaction import covered, edits_of, texts_of
+from ctxgate.compression.compaction import edits_of, texts_of
 from ctxgate.compression.masked_record import BYTES_PER_TOKEN
 from ctxgate.compression.validity import Invalid, check_cut
 from ctxgate.gateway.context_sizes import (
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from ctxgate.inference.wire import Body, Edit
 
 _RECORD_SPREAD: Final = 0.1  # of an estimate from all messages of a conversation that was measured
-LONG_MESSAGES: Final = 1000
-"""Of longer histories, what takes time for each message is done in a thread, or in pieces."""
-
 NO_RANGES: Final[Ranges] = ()
 _TEXT_SHARE: Final = 0.9  # of the bytes of JSON that hold it
 _LEAST_SCALE, _MOST_SCALE = 0.5, 2.0
@@ -97,14 +93,6 @@ class Turn:
     def messages(self) -> Sequence[Raw]:
         """The client's messages, as they came."""
         return self.identified.inbound.messages
-
-    async def is_covered(self, record: Compaction) -> bool:
-        """Whether the record can be applied; a long history is looked at in a thread, and only once."""
-        known, facts = self.known, self.facts
-        since = 0 if known is None or known.estimated or known.record != record else known.length
-        if since or len(facts) <= LONG_MESSAGES:
-            return covered(record, facts, since)
-        return await asyncio.to_thread(covered, record, facts)
 
     def put(self, record: Compaction | None, views: Views, memory: ShapingMemory) -> None:
         """Apply a record, and what is `shown`. Raises `Invalid` where the result must not be sent."""

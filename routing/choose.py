@@ -54,10 +54,10 @@ BOUND: Final = 1.25
 """How much more than the least burden the home of an unknown conversation may have."""
 QUIET: Final = 8
 """So many attempts in flight keep no conversation from its home where speeds are unknown."""
-WAIT: Final = 0.5
+WAIT: Final = 0.8
 """The price of a second of waiting, in prices of a second of prefill. Below 1, or else a prompt whose prefix
 is being computed would go and compute it once more elsewhere."""
-SAFE: Final = 0.1
+SAFE: Final = 0.16
 """A prediction that takes no more of its bound than this is safe."""
 RISK: Final = 30.0
 """What is added to a burden whose prediction takes all of its bound, in times the burden. Only where a

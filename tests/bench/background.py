@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -62,9 +63,19 @@ class Disturbance:
     compactions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A phase: conversations of so many tokens; seconds that a summary may take, and that one usually does."""
+
+    tokens: int = TOKENS
+    conversations: int = CONVERSATIONS
+    within_s: float = WITHIN_S
+    summary_s: float = SUMMARY_S
+
+
 def measure(folder: Path, cores: Cores, *, quick: bool = False) -> list[Disturbance]:
     """A median of the rounds for each mode. Raises StartError, or RuntimeError for a request that failed."""
-    tokens, rounds = (20_000, 1) if quick else (TOKENS, ROUNDS)
+    size, rounds = (Size(20_000, 1, 0.2, 0.2), 1) if quick else (Size(), ROUNDS)
     port = free_port()
     command = (sys.executable, "-m", "tests.bench.background", "--port", str(port))
     upstream = subprocess.Popen(pinned(cores.mock, command), cwd=ROOT)
@@ -73,7 +84,9 @@ def measure(folder: Path, cores: Cores, *, quick: bool = False) -> list[Disturba
         _await(port, upstream)
         spec = Spec("ctxgate-context", partial(_prepare))
         running = start(spec, f"http://127.0.0.1:{port}", folder / "background", cores.gateway)
-        found = [_phase(running, mode, tokens, n) for n in range(rounds) for mode in _MODES]
+        # Summaries and indexes are made in processes of their own: they get a core to be made on.
+        os.sched_setaffinity(running.process.pid, os.sched_getaffinity(0))
+        found = [_phase(running, mode, size, n) for n in range(rounds) for mode in _MODES]
     finally:
         if running is not None:
             running.stop()
@@ -92,7 +105,7 @@ def _prepare(place: Place) -> Launch:
     return launch
 
 
-def _phase(gateway: Running, mode: str, tokens: int, number: int) -> Disturbance:
+def _phase(gateway: Running, mode: str, size: Size, number: int) -> Disturbance:
     small: list[float] = []
     done = threading.Event()
     before = _compactions(gateway)
@@ -107,7 +120,8 @@ def _phase(gateway: Running, mode: str, tokens: int, number: int) -> Disturbance
     thread.start()
     try:
         long = [
-            _conversation(gateway, mode, tokens, f"{number}-{each}-{mode}") for each in range(CONVERSATIONS)
+            _conversation(gateway, mode, size, f"{number}-{each}-{mode}")
+            for each in range(size.conversations)
         ]
     finally:
         done.set()
@@ -123,12 +137,12 @@ def _phase(gateway: Running, mode: str, tokens: int, number: int) -> Disturbance
     )
 
 
-def _conversation(gateway: Running, mode: str, tokens: int, name: str) -> float:
+def _conversation(gateway: Running, mode: str, size: Size, name: str) -> float:
     """Three turns, the last one when a summary can be there. Seconds of the second, behind which it is made.
 
     The first one is all new: its first sight is the same in every mode.
     """
-    request = chat_request(tokens * BYTES_PER_TOKEN, 8)
+    request = chat_request(size.tokens * BYTES_PER_TOKEN, 8)
     messages = request["messages"]
     for at in (0, 1):  # the head and the task: what follows is the same in all
         messages[at] = {**messages[at], "content": f"{name}: {messages[at]['content']}"}
@@ -137,7 +151,10 @@ def _conversation(gateway: Running, mode: str, tokens: int, name: str) -> float:
     with contextlib.closing(_connection(gateway)) as connection:
         for count in (len(messages) - 4, len(messages) - 2, len(messages)):
             if len(took) == 2:  # as long as a summary takes, so that all phases idle alike
-                _wait(lambda: _compactions(gateway) > before, WITHIN_S if mode == "auto" else SUMMARY_S)
+                _wait(
+                    lambda: _compactions(gateway) > before,
+                    size.within_s if mode == "auto" else size.summary_s,
+                )
             body = json.dumps({**request, "stream": False, "messages": messages[:count]}).encode()
             took.append(_asked(connection, gateway, body, mode))
     return took[1]

@@ -1,10 +1,10 @@
-"""How long one turn of a long conversation holds the event loop at a time: CPU milliseconds of its longest step.
+"""How long a turn of a long conversation holds the event loop at a time: CPU of its longest step.
 
 usage: python -m tests.bench.holds [MESSAGES]
 
 A step is what runs between two moments at which other requests may go on. Of each turn, layout and context
 stage: first the conversation's first sight, then turns of two new messages each; once as it is, and once in a
-window of two thirds of it, which compacts it in its first turn. Only the CPU time of the loop's own thread counts.
+window of two thirds of it, which compacts it in its first turn. Only the loop's own thread counts.
 """
 
 from __future__ import annotations

@@ -357,8 +357,7 @@ def test_gateways_n5_bursts_at_the_trigger_do_not_bring_one_pass_after_the_other
     """
     terms = replace(TERMS, limits=WINDOW)
     state, prompt = begin(SHAPE), 190_000
-    due: list[int] = []
-    triggers: list[int | None] = []
+    due, triggers = list[int](), list[int | None]()
     for turn in range(400):
         prompt += 9_000 if turn % 10 == 9 else 100
         state = observed(state, terms, prompt)

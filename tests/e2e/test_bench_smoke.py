@@ -50,6 +50,8 @@ def test_quick_bench_measures_every_system_without_an_error(tools: tuple[str, ..
         assert cost["tokens"] == 100_000
         assert cost["cpu_ms"] > 0
         assert 0 < cost["bodies"] < 3, cost
+    assert [each["mode"] for each in results["background"]] == ["off", "window", "auto"]
+    assert all(each["requests"] > 0 for each in results["background"])
     assert results["memory_mb"]["ctxgate"]["requests"] == 200
     assert len(results["start_s"]["ctxgate"]) == 1
     measured = {bar["what"] for bar in results["bars"] if bar["value"] is not None}

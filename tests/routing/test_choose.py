@@ -125,7 +125,7 @@ def test_routing_f8_the_price_is_that_of_the_expected_hit_not_of_the_list() -> N
 
 
 def test_a_conversation_stays_where_it_is_warm_while_waiting_costs_less_than_leaving() -> None:
-    # Leaving costs 90,000 * 0.45 $ per million, twice without credit; a waiting token costs 0.25 $.
+    # Leaving costs 90,000 * 0.45 $ per million, twice without credit; a waiting token costs 0.4 $.
     warm = 90_000
     fleet = [replica("a", warm, **queued(150_000)), replica("b")]
     assert chosen(ask(100_000), fleet) == "a"
@@ -133,8 +133,8 @@ def test_a_conversation_stays_where_it_is_warm_while_waiting_costs_less_than_lea
 
 
 def test_credit_pays_for_leaving_once() -> None:
-    # 40,500,000 nano to leave; 200,000 waiting tokens cost 50,000,000.
-    fleet = [replica("a", 90_000, **queued(200_000)), replica("b")]
+    # 40,500,000 nano to leave; 150,000 waiting tokens cost 60,000,000.
+    fleet = [replica("a", 90_000, **queued(150_000)), replica("b")]
     assert chosen(ask(100_000), fleet) == "a"
     assert chosen(ask(100_000, credit_nano=40_500_000), fleet) == "b"
 
@@ -230,7 +230,7 @@ def test_where_a_conversation_begins_it_leaves_nothing_and_takes_no_risk() -> No
     fleet = [replica("a", 4_000, **queued(20_000)), replica("b")]
     budget = LatencyBudget(ttft_us=3_000_000)
     assert chosen(ask(5_000, budget=budget, fresh=True), fleet) == "b"
-    # One that has begun stays: 5,000 waiting tokens cost 1,250,000 nano, leaving 2 * 1,800,000.
+    # One that has begun stays: 5,000 waiting tokens cost 2,000,000 nano, leaving 2 * 1,800,000.
     fleet = [replica("a", 4_000, **queued(5_000)), replica("b")]
     assert chosen(ask(5_000, budget=budget), fleet) == "a"
     assert chosen(ask(5_000, budget=budget, fresh=True), fleet) == "b"
