@@ -40,6 +40,7 @@ from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
 if TYPE_CHECKING:
     from ctxgate.compression.window_errors import Overflow
     from ctxgate.gateway.edge import Headers, Reply
+    from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.flow import Answered, Held
     from ctxgate.gateway.services import Services
     from ctxgate.inference.client import UpstreamResponse
@@ -84,6 +85,7 @@ class Attempt:
         self._passing: StreamRelay | None = None
         self._tier = tier_told(held)  # to be reported in the answer; empty where it is not
         self._headers_came = False
+        self._gave_way = False
         self.refusal: tuple[int, bytes] | None = None  # the engine's error, while it has not been sent
 
     async def run(self) -> Answered:
@@ -106,6 +108,23 @@ class Attempt:
     def call_off(self) -> None:
         """The gateway is being stopped: end the call and book what it used."""
         self._off.call_off(Cause.SHUTDOWN)
+
+    def give_way(self, silent: ReplicaRecord) -> None:
+        """A replica says nothing any more: a call there without an answer is tried elsewhere, where it can be."""
+        if self._record is not silent or self._headers_came or self._off.cause is not None:
+            return
+        number, fleet = self._row.attempt_number, self._services.fleet
+        others = [
+            record
+            for pool in self._held.routed.planned.allowed.pools
+            for replica in pool.replicas
+            if (record := fleet.record(pool.name, replica.name)) is not silent
+            and fleet.healthy(record)
+            and not record.draining
+        ]
+        if number <= len(others) and number < self._services.config.limits.max_attempts:
+            self._gave_way = True
+            self._off.hang_up()
 
     async def _exchange(self) -> Answered:
         limits = self._services.config.limits
@@ -317,7 +336,7 @@ class Attempt:
             answered = self._settle(_CALLED_OFF[self._off.cause], self._booking.usage_so_far(None))
             self._refuse_called_off()
             return answered
-        lost = not self._headers_came
+        lost = not self._headers_came and not self._gave_way
         return self._settle(Outcome.UNREACHABLE, NOTHING_KNOWN, retriable=True, connection_lost=lost)
 
     def _settle(

@@ -85,6 +85,10 @@ class CallingOff:
             self.cause = cause
             self._end()
 
+    def hang_up(self) -> None:
+        """Wait for this call no longer, and for its usage neither."""
+        self._leave_within(0.0)
+
     def _end(self) -> None:
         if self._hard is None:
             return

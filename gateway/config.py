@@ -60,7 +60,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A hosted model that is called through LiteLLM, by LiteLLM's name ("openai/NAME"). `window` in tokens."""
+    """A hosted model, called through LiteLLM by its name there ("openai/NAME"). `window` in tokens."""
 
     model: str
     api_key: str = field(repr=False)

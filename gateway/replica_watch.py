@@ -75,6 +75,8 @@ class _Watch:
             log.warning("replica %s is down (%s)", self._name, result.finding.name.lower())
             self._due = record.pool.probe  # it may come back as another engine
             self._services.kv.down((record.pool.name, record.replica.name))
+            for attempt in tuple(self._services.attempts):
+                attempt.give_way(record)
         if (
             result.finding is Finding.REFUSED
         ):  # the engine is gone, and its cache with it; a slow one keeps it

@@ -141,17 +141,27 @@ class RoutingStage:
     def _only(self, planned: Planned, pool: Pool, budget: LatencyBudget) -> Routed:
         """The one replica there is: nothing is weighed. Its time is predicted where its speed is known."""
         (replica,) = pool.replicas
-        routed = self.fixed(planned, pool, replica, planned.allowed.model.routing)
+        place, policy = (pool.name, replica.name), planned.allowed.model.routing
+        expected = self._services.misses.expect(planned.seen, place)
+        told = self._services.kv.hits(planned.seen, (pool,)).get(place)
+        prompt = self.prompt_tokens(planned)
+        hit = told if told is not None or expected is None else expected.tokens
         fits: bool | None = None
         candidates: tuple[Candidate, ...] = ()
-        if self.speed_of(pool) is not None:
-            hits = {} if routed.hit_tokens is None else {(pool.name, replica.name): routed.hit_tokens}
-            snapshot = self._services.fleet.snapshot((pool,), hits)
-            demand = self._demand(planned, routed.prompt_tokens, budget)
-            (one,) = predict(demand, snapshot, self.terms((pool,), routed.prompt_tokens))
-            fits, candidates = one.fits, (one.candidate(0.0),)
-        decision = RouteDecision(pool.name, replica.name, routed.decision.policy, candidates, fits, ONLY)
-        routed = replace(routed, decision=decision, budget=budget)
+        speed = self.speed_of(pool)
+        if speed is not None:
+            record = self._services.fleet.record(*place)
+            if budget.bounds or (speed.slots is not None and record.in_flight >= speed.slots):
+                hits = {} if hit is None else {place: hit}
+                snapshot = self._services.fleet.snapshot((pool,), hits)
+                (one,) = predict(self._demand(planned, prompt, budget), snapshot, self.terms((pool,), prompt))
+                fits, candidates = one.fits, (one.candidate(0.0),)
+            else:  # nothing but the time to the first token is asked for
+                found = min(hit or 0, max(prompt - 1, 0))
+                ttft_s = speed.ttft_s(prompt - found, prompt, record.work())
+                candidates = (Candidate(pool.name, replica.name, 0.0, None, found, ttft_s),)
+        decision = RouteDecision(pool.name, replica.name, policy, candidates, fits, ONLY)
+        routed = Routed(planned, decision, pool, replica, prompt, expected, hit, budget, told)
         self.decisions.keep(routed)
         self._services.telemetry.routed(pool.name, ONLY)
         return routed

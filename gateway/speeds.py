@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ctxgate.routing.snapshot import Speed, Work
 
 log = logging.getLogger(__name__)
+AT_ONCE: Final = 512
+PER_S: Final = 50
 _CUT: Final = "length"  # the finish reason of an answer that its limit ended
 _EARLY: Final = frozenset({Outcome.COMPLETED, Outcome.CLIENT_DISCONNECTED, Outcome.TRUNCATED})
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
@@ -65,12 +67,36 @@ def engine_times(metrics: bytes | None) -> EngineTimes:
         return UNTOLD
 
 
+class _Pace:
+    """Lets so many attempts of a pool teach at once, and so many a second: others tell nothing new.
+
+    A fit of a thousand short requests a second would cost more than all else that is done for them.
+    """
+
+    __slots__ = ("_at_us", "_left")
+
+    def __init__(self) -> None:
+        self._left = float(AT_ONCE)
+        self._at_us = 0
+
+    def allows(self, at_us: int) -> bool:
+        """Whether an attempt of this time may teach."""
+        if at_us > self._at_us:
+            self._left = min(self._left + (at_us - self._at_us) * PER_S / 1e6, float(AT_ONCE))
+            self._at_us = at_us
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Speeds:
     """What is predicted of pools and answers. Belongs to one event loop."""
 
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
         self._predictors: dict[str, Predictor] = {}
         self._told: dict[str, Speed | None] = {}  # as configured
+        self._paces: dict[str, _Pace] = {}
         self.lengths = OutputLengths()
         self.update(pools)
 
@@ -149,6 +175,8 @@ class Speeds:
         if not known or answered.outcome not in _EARLY or inbound.surface is Surface.EMBEDDINGS:
             return
         self._learn_length(answered)
+        if not self._paces.setdefault(held.routed.pool.name, _Pace()).allows(held.attempt.opened_at_us):
+            return
         sample = sample_of(answered, total_us, engine_times(metrics), work, in_flight)
         self._of(held.routed.pool).observe(sample)
 

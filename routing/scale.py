@@ -31,6 +31,7 @@ FULL: Final = 0.8
 
 MAY_MISS: Final = 0.1
 MOST: Final = 4096
+_STRIDE_US: Final = 100_000  # what comes within it counts as come at once
 _SLACKS: Final = 256  # of the latest requests with a budget
 
 
@@ -69,18 +70,21 @@ class Arrivals:
 
     def add(self, arrival: Arrival) -> None:
         """Note a request; they come in the order of their times."""
-        kept = self._kept(arrival.at_us)
+        at_us, work_s, tokens = arrival.at_us, arrival.prefill_s, arrival.output_tokens
         if self._since_us is None:
-            self._since_us = arrival.at_us
-        self._at_us = max(self._at_us, arrival.at_us)
-        new = (
-            arrival.prefill_s,
-            arrival.prefill_s**2,
-            float(arrival.output_tokens),
-            float(arrival.output_tokens) * arrival.length,
+            self._since_us = self._at_us = at_us
+        elif at_us - self._at_us > _STRIDE_US:
+            kept = self._kept(at_us)
+            prefill, squares, output, context = self._sums
+            self._sums = (kept * prefill, kept * squares, kept * output, kept * context)
+            self._at_us = at_us
+        prefill, squares, output, context = self._sums
+        self._sums = (
+            prefill + work_s,
+            squares + work_s * work_s,
+            output + tokens,
+            context + tokens * arrival.length,
         )
-        first, second, third, fourth = (kept * old + one for old, one in zip(self._sums, new, strict=True))
-        self._sums = (first, second, third, fourth)
         if arrival.slack_s is not None:
             self.slacks.append(arrival.slack_s)
 

@@ -65,7 +65,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A phase: conversations of so many tokens; seconds that a summary may take, and that one usually does."""
+    """A phase: conversations of so many tokens; seconds a summary may take, and usually takes."""
 
     tokens: int = TOKENS
     conversations: int = CONVERSATIONS
