@@ -36,6 +36,8 @@ WIDTH: Final = 16  # bytes of a digest
 ROLES_REMEMBERED: Final = 100_000
 AROUNDS_REMEMBERED: Final = 100_000  # tools of all of them together, at some 80 bytes each
 LINKS_REMEMBERED: Final = 300_000  # of long chains; most of them are kept for other uses anyway
+CHUNK: Final = 1024  # bytes
+CHUNKS: Final = 1024  # of one element
 _LONG: Final = 64  # elements from which on it is worth remembering a chain
 _NEW_ELEMENTS: Final = 24  # a turn brings fewer; a chain of more new ones is made from its beginning
 _FIELDS: Final = (
@@ -135,6 +137,15 @@ class Sent(Record, frozen=True):
             return array("Q", [0]) + sizes
         return array("Q", [0, sum(sizes[:head])]) + sizes[head:]
 
+    def size_of(self, at: int) -> int:
+        """Bytes of one link of the chain."""
+        sizes, head = self.outline.sizes, self.outline.head
+        if not at:
+            return 0
+        if head < 2:
+            return sizes[at - 1]
+        return sum(sizes[:head]) if at == 1 else sizes[at - 2 + head]
+
 
 class _Around(NamedTuple):
     """A chat request but for its messages: digests of its fields and tools, and the bytes of these."""
@@ -182,6 +193,30 @@ class Digester:
         prompt = body.get("prompt") or msgspec.Raw(_NULL)
         sizes = array("Q", [memoryview(prompt).nbytes])
         return self._sent(self._fields(body, salt), [self._digest(prompt)], sizes, (0, 0, None))
+
+    def chunks(self, sent: Sent, messages: Sequence[msgspec.Raw], at: int) -> tuple[bytes, ...]:
+        """A hash for each leading whole chunk of a link of a chat's chain, each covering all before it.
+
+        `at` is the link's place in the chain, at least 1. Of a head only the system messages have chunks:
+        they are shared where all tools are the same ones, whichever a template prints first. At most
+        `CHUNKS` are hashed.
+        """
+        outline = sent.outline
+        known = sent.chain[at - 1]
+        if at == 1 and outline.head:
+            known += outline.elements[: outline.tools * WIDTH]
+            places = range(outline.heads)
+        else:
+            first = at - 1 + max(outline.head - 1, 0) - outline.tools
+            places = range(first, first + 1)
+        order = outline.order
+        raws = [messages[place if order is None else order[place]] for place in places]
+        text = memoryview(raws[0] if len(raws) == 1 else b"".join(map(bytes, raws)))
+        hashed, seed = xxhash.xxh3_128_digest, self._seed
+        ends = range(CHUNK, min(text.nbytes, CHUNKS * CHUNK) + 1, CHUNK)
+        digests = [hashed(text[end - CHUNK : end], seed) for end in ends]
+        known = hashed(known, seed)  # never a link of a message
+        return tuple([known := hashed(known + digest, seed) for digest in digests])
 
     def _sent(
         self,

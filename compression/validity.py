@@ -13,7 +13,7 @@ from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.growth import size_said
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ctxgate.compression.dialects.chat import Facts
     from ctxgate.compression.layout import Prompt
@@ -97,6 +97,32 @@ def check_cut(
         raise Invalid("pairing")
     if sum(each.size for each in after) > sum(each.size for each in before) + added:
         raise Invalid("longer")
+
+
+def check_put_back(
+    before: Sequence[Facts], after: Sequence[Facts], places: Mapping[int, tuple[int, int]]
+) -> None:
+    """Check that a prompt is another one with hidden rounds put back. Raises `Invalid`.
+
+    `places`: by message before, how many were put in front of it and behind it. Only these messages may say
+    something else, with the same role; what was put is calls and results, and no call or result is worse off.
+    """
+    at = 0
+    for number, old in enumerate(before):
+        first, last = places.get(number, (0, 0))
+        own = [*after[at : at + first], *after[at + first + 1 : at + first + 1 + last]]
+        if any(each.role != "tool" and not each.calls for each in own):
+            raise Invalid("roles")
+        at += first
+        if at >= len(after) or after[at].role != old.role:
+            raise Invalid("roles")
+        if number not in places and after[at].digest != old.digest:
+            raise Invalid("messages")
+        at += 1 + last
+    if at != len(after):
+        raise Invalid("count")
+    if pairing_faults(after) - pairing_faults(before):
+        raise Invalid("pairing")
 
 
 def answered(messages: Sequence[Facts]) -> list[tuple[int, int] | None]:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from ctxgate.gateway.fleet import Fleet
 from ctxgate.gateway.forms import Forms
 from ctxgate.gateway.hosted import serve_hosted
 from ctxgate.gateway.housekeeping import expire_originals, forget_forms
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.layout import LayoutStage
 from ctxgate.gateway.recall import Recall
 from ctxgate.gateway.recall_process import RecallProcess, command
@@ -90,5 +90,5 @@ async def assembled(config: Config, keys: KeyRing) -> AsyncIterator[Services]:
 
 def _price(config: Config, attempt: AttemptOpened, usage: Usage) -> Charge:
     """The price of an attempt found open after a crash, at the rates of the day it was opened."""
-    day = datetime.fromtimestamp(attempt.opened_at_us / 1e6, UTC).date()
+    day = day_of(attempt.opened_at_us)
     return rates.charge(usage, config.pools[attempt.pool].rates, day)

@@ -110,7 +110,7 @@ class Attempt:
         self._off.call_off(Cause.SHUTDOWN)
 
     def give_way(self, silent: ReplicaRecord) -> None:
-        """A replica says nothing any more: a call there without an answer is tried elsewhere, where it can be."""
+        """A replica says nothing any more: calls there without an answer go elsewhere."""
         if self._record is not silent or self._headers_came or self._off.cause is not None:
             return
         number, fleet = self._row.attempt_number, self._services.fleet

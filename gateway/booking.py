@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ctxgate.gateway import metering
 from ctxgate.gateway.flow import Answered, Settled
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import AttemptSettled, Outcome
 from ctxgate.gateway.signs import sign_of
 from ctxgate.inference import rates
@@ -134,7 +134,7 @@ class Booking:
     def charge(self, usage: Usage) -> Charge:
         """The price of a usage at the rates of the day the attempt was opened."""
         if self._priced is None or self._priced[0] != usage:  # a stream's usage is priced for its client, too
-            day = datetime.fromtimestamp(self._row.opened_at_us / 1e6, UTC).date()
+            day = day_of(self._row.opened_at_us)
             self._priced = usage, rates.charge(usage, self._held.routed.pool.rates, day)
         return self._priced[1]
 

@@ -63,6 +63,14 @@ RECALL_TOKENS: Final = Field(
     "The most that is brought back in one turn, in tokens.",
     _CONTEXT.recall_tokens,
 )
+RECALL_TOOL: Final = Field(
+    "recall_tool",
+    choice("off", "on"),
+    "Let the model look up what left the prompt, by the tool `context_recall`, which the gateway answers; the "
+    "client never sees it. Conversations that begin while it is on, with tools of the client's, keep it to "
+    "their end. A result has `recall_tokens` at most; each search is a further call, booked to the task.",
+    "off",
+)
 STICKY_TOOLS: Final = Field(
     "sticky_tools",
     ListOf(Name("the name of a tool")),
@@ -80,6 +88,7 @@ CONTEXT_SECTION: Final = Section(
         TOOL_RESULT_BYTES,
         RECALL,
         RECALL_TOKENS,
+        RECALL_TOOL,
         STICKY_TOOLS,
     )
 )

@@ -291,6 +291,7 @@ def _context(values: Values | None) -> Context:
         tool_result_bytes=values[c.TOOL_RESULT_BYTES],
         recall=values[c.RECALL] == "on",
         recall_tokens=values[c.RECALL_TOKENS],
+        recall_tool=values[c.RECALL_TOOL] == "on",
         sticky_tools=frozenset(tool.value for tool in values[c.STICKY_TOOLS]),
     )
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from ctxgate.compression.ask import together
 from ctxgate.compression.compaction import ShapingMemory, root_of
 from ctxgate.compression.diff_parts import HEAD_ROLES
-from ctxgate.compression.plan import PlanEdit
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.tool_output import LEAST_LIMIT
 from ctxgate.compression.validity import Invalid
@@ -36,6 +35,7 @@ from ctxgate.gateway.context_recurring import places, shortened
 from ctxgate.gateway.context_shown import Shown
 from ctxgate.gateway.context_sizes import Estimate, Lengths, total
 from ctxgate.gateway.context_terms import Known, Needs, asked_output, state_before, terms_of
+from ctxgate.gateway.context_tool import RecallTool
 from ctxgate.gateway.context_turn import Shaped, Turn
 from ctxgate.gateway.first_look import first_look, first_sizes
 from ctxgate.gateway.flow import Surface
@@ -88,6 +88,7 @@ class ContextStage:
         self._counts = ExactCounts(services)
         self.records = Records()
         self.shown = Shown(services)
+        self.tool = RecallTool(services)
         self.tokenizers = Tokenizers()
         self._memory = services.layout.memory
         self.views = self._memory.views
@@ -115,7 +116,7 @@ class ContextStage:
         results = team.context.tool_results
         raw = inbound.body.raw
         small = len(raw) < (LEAST_LIMIT if results and b'"tool"' in raw else MIN_BYTES) and refused is None
-        if small or (mode is Mode.OFF and not results):
+        if (small and not team.context.recall_tool) or (mode is Mode.OFF and not results):
             return Shaped(laid.body)
         try:
             if mode is not Mode.OFF:
@@ -131,6 +132,7 @@ class ContextStage:
         if not laid.facts:
             await first_look(self.views, _tenant(allowed), allowed.identified.inbound.messages)
         turn = self._turn(allowed, laid, mode)
+        await self.tool.offer(turn)
         await first_sizes(self.lengths, turn.facts, laid.body.items("messages"))
         record = await self._known_record(turn)
         if record is not None:
@@ -147,7 +149,7 @@ class ContextStage:
             whole = total(self.lengths.sizes(turn.facts, laid.body.items("messages")))
             size = self.lengths.of(turn.model.name).tokens(whole.plus(turn.tools))
             turn.client_tokens = round(size * turn.scale(self.lengths))
-        return Shaped(turn.body, _reasons(turn.record), turn)
+        return Shaped(turn.body, turn.reasons(), turn)
 
     async def _came_whole(self, turn: Turn) -> None:
         """Note that a request's tool results go out as they came, so that no later request changes them."""
@@ -237,9 +239,13 @@ class ContextStage:
         if self._remembers_since_us is None:
             self._remembers_since_us = now_us
         elif now_us - self._remembers_since_us > FRESH_US:
-            self.records.forget()
-            self.shown.forget()
+            self._forget()
             self._remembers_since_us = now_us
+
+    def _forget(self) -> None:
+        self.records.forget()
+        self.shown.forget()
+        self.tool.memory.forget()
 
     def terms(self, turn: Turn, known: Known | None, *, background: bool) -> Terms:
         """The terms of a decision on a conversation."""
@@ -349,8 +355,7 @@ class ContextStage:
         """Forget texts that are gone from the store of forms, by their keys."""
         if forms:
             self._services.forms.wiped(tenant, forms, self._services.now_us())
-            self.records.forget()
-            self.shown.forget()
+            self._forget()
 
     async def close(self) -> None:
         """End what runs in the background; what it has paid for is booked."""
@@ -375,19 +380,3 @@ class ContextStage:
 def _tenant(allowed: Allowed) -> str:
     key = allowed.identified.key
     return f"{key.organisation}/{key.team}"  # no name holds a slash
-
-
-def _reasons(record: Compaction | None) -> tuple[PlanEdit, ...]:
-    """What a record changes, in words."""
-    if record is None:
-        return ()
-    parts = [
-        f"{count} {what}"
-        for count, what in (
-            (len(record.gone()), "messages left out"),
-            (len(record.masked), "tool results masked"),
-            (len(record.split), "messages cut"),
-        )
-        if count
-    ]
-    return (PlanEdit("messages", f"compaction ({record.by}, {record.reason}): {', '.join(parts)}"),)

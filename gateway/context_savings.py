@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.counterfactual import Terms, Turn
@@ -11,6 +10,7 @@ from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.window import Reason
 from ctxgate.gateway.context_sizes import total
 from ctxgate.gateway.counterfactuals import Beside, Counterfactuals
+from ctxgate.gateway.instants import day_of
 from ctxgate.inference.lengths import measure
 from ctxgate.inference.rates import format_usd, rates_at
 from ctxgate.inference.usage import Certainty
@@ -55,7 +55,7 @@ class Savings:
 
     def _answered(self, held: Held, request: Request, usage: Usage, charge: Charge, now_us: int) -> Beside:
         known, pool = request.known, held.routed.pool
-        day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+        day = day_of(held.attempt.opened_at_us)
 
         def rates(tokens: int) -> Rates:
             return rates_at(pool.rates, day, tokens)

@@ -28,7 +28,7 @@ from ctxgate.compression.recalled import RecalledMemory, decided, key_of, places
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.said import read_said
 from ctxgate.gateway.context_masking import in_thread
-from ctxgate.gateway.context_terms import day_of
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import LedgerError
 from ctxgate.inference.rates import rates_at
 

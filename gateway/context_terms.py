@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from ctxgate.compression.serving_cost import Latency
 from ctxgate.compression.serving_cost import Speed as ServingSpeed
 from ctxgate.compression.window import Limits, Terms, begin, compacted, fitted
 from ctxgate.gateway.context_level import Summarizer
+from ctxgate.gateway.instants import day_of
 from ctxgate.inference.lengths import NOTHING
 from ctxgate.inference.rates import rates_at
 from ctxgate.inference.record import Record
@@ -65,11 +65,6 @@ class Needs:
     prefix: int
     output: int | None
     window: int | None
-
-
-def day_of(now_us: int) -> date:
-    """The day (UTC) of a moment in Unix microseconds."""
-    return datetime.fromtimestamp(now_us / 1e6, UTC).date()
 
 
 def asked_output(body: Body) -> int | None:

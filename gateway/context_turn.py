@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.compaction import edits_of, texts_of
 from ctxgate.compression.masked_record import BYTES_PER_TOKEN
-from ctxgate.compression.validity import Invalid, check_cut
+from ctxgate.compression.plan import PlanEdit
+from ctxgate.compression.recall_tool import NAME, put_back
+from ctxgate.compression.validity import Invalid, check_cut, check_put_back
 from ctxgate.gateway.context_sizes import (
     KNOWN_SPREAD,
     UNKNOWN_SPREAD,
@@ -16,6 +18,7 @@ from ctxgate.gateway.context_sizes import (
     total,
 )
 from ctxgate.inference import wire
+from ctxgate.inference.expand import expanded
 from ctxgate.inference.lengths import NOTHING, Measure, measure
 from ctxgate.inference.record import Record
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.compaction import Compaction, Ranges, ShapingMemory
     from ctxgate.compression.dialects.chat import Facts, Views
-    from ctxgate.compression.plan import PlanEdit
+    from ctxgate.compression.recall_tool import HiddenRounds
     from ctxgate.compression.window_errors import Refusal
     from ctxgate.gateway.config import Context, Model, Pool
     from ctxgate.gateway.context_level import Mode
@@ -53,6 +56,8 @@ class Turn:
     whatever the record is; they may make the prompt longer by `added` bytes. `frozen`: what is decided now
     can be kept for later requests; `made`: the record was decided for this one. `client_tokens` estimates
     the client's own prompt where another goes out.
+    `offered`: it goes out with the tool `context_recall`. `hidden`: by message, calls of it that the client
+    does not see.
     `refusal`: an engine refused this request's last prompt. `pending`: the record, which came in place of
     `replaced`, is to be kept once an engine has taken its prompt.
     """
@@ -84,6 +89,8 @@ class Turn:
     pending: bool = False
     replaced: Compaction | None = None
     texts: Mapping[int, bytes] = field(default_factory=dict)
+    offered: bool = False
+    hidden: dict[int, HiddenRounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.body = self.laid
@@ -94,8 +101,18 @@ class Turn:
         """The client's messages, as they came."""
         return self.identified.inbound.messages
 
+    def offer(self, body: Body) -> None:
+        """Go on with a body that holds one tool more."""
+        self.offered, self.laid, self.body = True, body, body
+        self.tools = size_of_tools(body)
+
     def put(self, record: Compaction | None, views: Views, memory: ShapingMemory) -> None:
-        """Apply a record, and what is `shown`. Raises `Invalid` where the result must not be sent."""
+        """Apply a record, and what is `shown` and `hidden`. Raises `Invalid` where the result must not be sent."""
+        self._put(record, views, memory)
+        if self.hidden:
+            self._put_back(views)
+
+    def _put(self, record: Compaction | None, views: Views, memory: ShapingMemory) -> None:
         if record is None and not self.shown:
             self.record, self.body, self.texts = None, self.laid, {}
             return
@@ -120,6 +137,35 @@ class Turn:
             added=self.added,
         )
         self.record, self.body, self.texts = record, body, texts
+
+    def _put_back(self, views: Views) -> None:
+        """Put hidden rounds back around the messages that came of them, where these go out as they were.
+
+        All are left out where the result would not be valid; they are not needed for an answer.
+        """
+        laid, record = self.laid.items("messages"), self.record
+        gone = set[int]() if record is None else record.gone()
+        carried = record is not None and bool(record.dropped)
+        texts: dict[int, bytes] = {}
+        items: dict[int, tuple[bytes, ...]] = {}
+        sizes: dict[int, tuple[int, int]] = {}
+        for at, rounds in self.hidden.items():
+            found = None if at in gone or at in self.texts else put_back(laid[at], rounds)
+            if found is not None:
+                left_out = sum(each < at for each in gone)
+                place = at - left_out + (carried and left_out > 0)
+                texts[at], items[place] = b",".join(found), found
+                sizes[place] = len(rounds.before), len(rounds.after)
+        body = expanded(self.body, items)
+        try:
+            if body is None:
+                raise Invalid("hidden")
+            before, after = self.body.items("messages"), body.items("messages")
+            check_put_back(views.messages(self.tenant, before), views.messages(self.tenant, after), sizes)
+        except Invalid:
+            self.hidden = {}
+            return
+        self.body, self.texts = body, {**self.texts, **texts}
 
     async def measure(self, lengths: Lengths, tokenizers: Counting) -> None:
         """Estimate the length of what goes out."""
@@ -179,6 +225,27 @@ class Turn:
             return None
         masked = len(record.masked) + len(record.split)
         return f"{record.by}; reason={record.reason}; left_out={len(record.gone())}; shortened={masked}"
+
+    def reasons(self) -> tuple[PlanEdit, ...]:
+        """What was changed, in words."""
+        found: list[PlanEdit] = []
+        if (record := self.record) is not None:
+            parts = [
+                f"{count} {what}"
+                for count, what in (
+                    (len(record.gone()), "messages left out"),
+                    (len(record.masked), "tool results masked"),
+                    (len(record.split), "messages cut"),
+                )
+                if count
+            ]
+            said = f"compaction ({record.by}, {record.reason}): {', '.join(parts)}"
+            found.append(PlanEdit("messages", said))
+        if self.offered:
+            found.append(PlanEdit("tools", f"the tool {NAME}, for the whole conversation"))
+        if self.hidden:
+            found.append(PlanEdit("messages", "calls that the gateway answered, where they were made"))
+        return tuple(found)
 
     def bytes_per_token(self, lengths: Lengths) -> float:
         """Bytes of text for each token, rather too few: JSON takes more for the same text."""

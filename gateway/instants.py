@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from functools import lru_cache
 from typing import Final
 
 FORMS: Final = "2026-11-30, 2026-11-30T12:00 (UTC), Unix seconds, or an age such as 90m, 24h, 7d"
@@ -11,6 +12,8 @@ _AGE: Final = re.compile(r"(\d{1,12})([smhdw])", re.ASCII)
 _SECONDS: Final = re.compile(r"\d{1,13}", re.ASCII)
 _COMPACT_DATE: Final = 8  # digits, as in 20261130; as Unix seconds they would lie in 1970 to 1973
 _SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_DAY_US: Final = 86_400_000_000
 _LAST_SECOND: Final = 2**40  # in microseconds it still fits a store's 64 bits
 
 
@@ -31,3 +34,14 @@ def microseconds(moment: datetime) -> int:
     """Unix microseconds of an aware datetime, exactly."""
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
+
+
+def day_of(unix_us: int) -> date:
+    """The day of Unix microseconds, in UTC."""
+    return _day(unix_us // _DAY_US)
+
+
+@lru_cache(4)
+def _day(days: int) -> date:
+    """Rates change by the day, and every request asks for its own: mostly it is the same one."""
+    return date.fromordinal(_EPOCH + days)

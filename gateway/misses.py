@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -23,9 +22,10 @@ from ctxgate.compression.kindred import Kindred
 from ctxgate.compression.previous import Owner, Previous, goes_on
 from ctxgate.compression.sent import Digester, extends
 from ctxgate.gateway.flow import Surface
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.metering import prompt_count
 from ctxgate.gateway.miss import Evidence, Miss, bounded, not_reported, verdict
-from ctxgate.gateway.seen import Comparison, Seen
+from ctxgate.gateway.seen import Comparison, Seen, chunked
 from ctxgate.inference import wire
 from ctxgate.inference.rates import miss_nano
 from ctxgate.inference.template_facts import Extension
@@ -92,7 +92,10 @@ class Misses:
         if seen is None:
             return {}
         try:
-            found = self.index.expected_all(places, seen.sent.chain)
+            chain = seen.sent.chain
+            found = self.index.expected_all(places, chain, seen.lead.chunks)
+            if chunked(self._digester, seen, max((one.elements for one in found.values()), default=0)):
+                found = self.index.expected_all(places, chain, seen.lead.chunks)
             before = seen.before
             if seen.comparison is not None and before is not None and before.place in found:
                 better = self._expect(seen, before.place)  # other bytes may be the same prompt
@@ -112,11 +115,10 @@ class Misses:
             return None
 
     def _expect(self, seen: Seen, place: Place) -> Expected | None:
-        expected, before, comparison = (
-            self.index.expected(place, seen.sent.chain),
-            seen.before,
-            seen.comparison,
-        )
+        before, comparison, chain = seen.before, seen.comparison, seen.sent.chain
+        expected = self.index.expected(place, chain, seen.lead.chunks)
+        if chunked(self._digester, seen, 0 if expected is None else expected.elements):
+            expected = self.index.expected(place, chain, seen.lead.chunks)
         if expected is None or before is None or comparison is None:
             return expected
         same_place = before.place == place and bool(before.tokens)
@@ -286,12 +288,13 @@ class Misses:
         else:
             miss = self._judged(held, seen, prompt, cached, findings)
             if miss is not None and miss.avoidable_tokens is not None:
-                day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+                day = day_of(held.attempt.opened_at_us)
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
                 miss = replace(miss, avoidable_nano=nano)
         answer = usage.output.value if usage.output.certainty is Certainty.MEASURED else None
-        sent, counts = seen.sent, {"prompt": prompt, "answer": answer or 0}
-        self.index.learn(place, sent.chain, sent.sizes, cached=cached, now_us=now_us, **counts)
+        sent, chunks = seen.sent, seen.lead.chunks
+        counts = {"prompt": prompt, "answer": answer or 0}
+        self.index.learn(place, sent.chain, sent.sizes, cached=cached, now_us=now_us, chunks=chunks, **counts)
         before = None if seen.kin else seen.before
         self._previous.keep(
             seen.owner, seen.sent, seen.body, before, place=place, tokens=prompt, now_us=now_us

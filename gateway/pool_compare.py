@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.flow import Task
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.pool_probe import own_call
 from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
 from ctxgate.inference.finding import Finding
@@ -137,7 +137,7 @@ async def _asked(services: Services, side: Side, case: Case) -> Answer | None:
     if answered.status != 200:
         return None
     usage = answered.usage
-    day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+    day = day_of(held.attempt.opened_at_us)
     side.calls += 1
     side.tokens += (usage.prompt or 0) + (usage.output.value or 0)
     side.nano += charge(usage, record.pool.rates, day).total or 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.flow import Allowed, Identified, Planned, Surface, Task
 from ctxgate.gateway.inbound import read_inbound
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import OWN_ORGANISATION
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.inference import engine_load, template_probe
@@ -59,7 +59,7 @@ class Cost:
     def count(self, answered: Answered) -> None:
         """Add an answered call."""
         usage, held = answered.usage, answered.held
-        day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+        day = day_of(held.attempt.opened_at_us)
         self.calls += 1
         self.tokens += (usage.prompt or 0) + (usage.output.value or 0)
         self.nano += charge(usage, held.routed.pool.rates, day).total or 0
@@ -98,6 +98,11 @@ async def examine(services: Services, record: ReplicaRecord) -> list[Examined]:
         found.append(await _Examination(services, record, model).run(cache, aborts=aborts is True))
         services.fleet.examined(record, model.engine_name, found[-1].findings)
         services.misses.index.tell_block((record.pool.name, record.replica.name), found[-1].block_size)
+    turns = [each for one in found for each in (one.findings.facts.plain, one.findings.facts.tools)]
+    told = {each.extension for each in turns} - {Extension.UNKNOWN}
+    if told:
+        place = (record.pool.name, record.replica.name)
+        services.misses.index.tell_answers(place, kept=told == {Extension.YES})
     return found
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,6 +15,7 @@ from ctxgate.gateway import recall_probe
 from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
+from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.pool_probe import own_call
 from ctxgate.gateway.recall_probe import SIZING, Cell, Needle, Result, Row, sentences_for
 from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
@@ -149,7 +149,7 @@ class RecallProbe:
         usage = answered.usage
         if answered.status != 200 or usage.prompt is None:
             return None
-        day = datetime.fromtimestamp(held.attempt.opened_at_us / 1e6, UTC).date()
+        day = day_of(held.attempt.opened_at_us)
         self.calls += 1
         self.tokens += usage.prompt + (usage.output.value or 0)
         self.nano += charge(usage, record.pool.rates, day).total or 0

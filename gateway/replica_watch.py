@@ -40,6 +40,7 @@ class _Watch:
         self._examination: asyncio.Task[None] | None = None
         self._examined_us: int | None = None
         self._fingerprint = record.fingerprint
+        self._life = engine_load.Life()
         self._due = record.pool.probe
         if self._due:
             record.settling_until_us = services.fleet.clock() + SETTLE_US
@@ -102,10 +103,13 @@ class _Watch:
         except UpstreamFailed:
             return
         if status == HTTPStatus.OK:
-            load = engine_load.of_metrics(text)
+            load, life = engine_load.of_metrics(text), engine_load.life(text)
             self._services.fleet.told_load(record.pool.name, record.replica.name, load)
+            place = (record.pool.name, record.replica.name)
+            if life.follows(self._life):  # it began anew between two probes
+                self._services.misses.index.forget(place)
+            self._life = life
             if load.kv_tokens is not None:
-                place = (record.pool.name, record.replica.name)
                 self._services.misses.index.tell_size(place, load.kv_tokens)
 
     def _examine(self) -> None:

@@ -221,7 +221,7 @@ def _add_operations(app: FastAPI, application: Application) -> None:
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         services = _services(application)
-        services.telemetry.observe(services.fleet, services.ledger)
+        services.telemetry.observe(services.fleet, services.ledger, services.misses.index)
         services.scaling.show()
         text = await asyncio.to_thread(services.telemetry.exposition)
         return Response(text, media_type=telemetry.CONTENT_TYPE)

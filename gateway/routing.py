@@ -12,7 +12,6 @@ decisions with all their candidates.
 from __future__ import annotations
 
 import logging
-from datetime import date
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 
 from ctxgate.gateway.decisions import Decisions
 from ctxgate.gateway.flow import Routed, Surface
+from ctxgate.gateway.instants import day_of
 from ctxgate.inference.estimate import estimate_prompt_tokens
 from ctxgate.inference.rates import TOKENS_PER_RATE, rates_at
 from ctxgate.routing.candidates import TRIED, Candidate, RouteDecision, predict
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 ONLY: Final = "only"  # the reason where there is nothing to choose from
 SHORT: Final = "window"  # why a replica may not be chosen whose window is too short for the request
-_DAY_US: Final = 86_400_000_000
 _TIERS: Final = frozenset(tier.value for tier in ServiceTier)
-_EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
 class RoutingStage:
@@ -74,7 +72,7 @@ class RoutingStage:
 
     def terms(self, pools: Sequence[Pool], prompt_tokens: int) -> dict[str, PoolTerms]:
         """The pools as the router weighs them, for a prompt of so many tokens on this day (UTC)."""
-        day = date.fromordinal(_EPOCH + self._services.now_us() // _DAY_US)
+        day = day_of(self._services.now_us())
         return {
             pool.name: PoolTerms(
                 pool.name,

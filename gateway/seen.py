@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ctxgate.compression.sent import first_difference
 from ctxgate.inference.record import Record
+from ctxgate.routing.prefix_chunks import Chunks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.previous import Before, Owner
-    from ctxgate.compression.sent import Outline, Sent
+    from ctxgate.compression.sent import Digester, Outline, Sent
     from ctxgate.inference.wire import Body
+
+LONG: Final = 2048  # bytes of an element from which on a part of it may be known
+
+
+@dataclass(slots=True)
+class Lead:
+    """The chunks of the first element that no replica knows, once they were asked for."""
+
+    asked: bool = False
+    chunks: Chunks | None = None
 
 
 @dataclass(slots=True)
@@ -74,3 +87,21 @@ class Seen(Record, frozen=True):
     before: Before | None = None
     comparison: Comparison | None = None
     kin: bool = False
+    lead: Lead = msgspec.field(default_factory=Lead)
+
+
+def chunked(digester: Digester, seen: Seen, known: int) -> bool:
+    """Make the chunks of what stands behind so many known links, once: whether there are any.
+
+    Only a new conversation, or one that was edited, may share a part of what is new in it.
+    """
+    lead, at = seen.lead, max(known, 1)
+    if lead.asked or (seen.before is not None and seen.comparison is None):
+        return False
+    lead.asked = True
+    sent, body = seen.sent, seen.body
+    if at >= len(sent.chain) or (size := sent.size_of(at)) < LONG or not body.has("messages"):
+        return False
+    links = digester.chunks(sent, body.items("messages"), at)
+    lead.chunks = Chunks(at, size, links) if links else None
+    return bool(links)

@@ -153,7 +153,7 @@ class Services:
         gone = self.fleet.update(config.pools)
         self.kv.update()
         for place in gone:
-            self.misses.index.forget(place)
+            self.misses.index.drop(place)
             self.telemetry.forget(place)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:

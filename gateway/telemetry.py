@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.ledger import Ledger
     from ctxgate.gateway.miss import Miss
     from ctxgate.inference.usage import Count
-    from ctxgate.routing.prefix_index import Place
+    from ctxgate.routing.prefix_index import Place, PrefixIndex
 
 _TTFT_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -31,14 +31,34 @@ _JUDGED: Final = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TIMED_
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
+class Sum:
+    """What a counter's child has to be told at the next scrape: a plain number, which costs no lock."""
+
+    __slots__ = ("_child", "_more")
+
+    def __init__(self, child: Counter) -> None:
+        self._child = child
+        self._more = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """Add to it."""
+        self._more += amount
+
+    def tell(self) -> None:
+        """Give the counter what has come since the last time."""
+        if self._more:
+            self._child.inc(self._more)
+            self._more = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """The children of one kind of token."""
 
-    measured: Counter
-    estimated: Counter
-    unknown: Counter
-    cost: Counter
+    measured: Sum
+    estimated: Sum
+    unknown: Sum
+    cost: Sum
 
     def add(self, count: Count, cost_nano: int | None) -> None:
         """Count tokens by how they are known, and what they cost."""
@@ -56,7 +76,7 @@ class _Kind:
 class _Place:
     """The children of one combination of team, pool and model."""
 
-    outcomes: dict[Outcome, Counter]
+    outcomes: dict[Outcome, Sum]
     uncached: _Kind
     cached: _Kind
     output: _Kind
@@ -70,8 +90,10 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, str], _Place] = {}
-        self._routed: dict[tuple[str, str], Counter] = {}
-        self._found: dict[str, dict[str, Counter]] = {}
+        self._routed: dict[tuple[str, str], Sum] = {}
+        self._found: dict[str, dict[str, Sum]] = {}
+        self._requests: dict[tuple[str, int], Sum] = {}
+        self._sums: list[Sum] = []
         self.registry = CollectorRegistry()
         self._add_attempts(self.registry)
         self._add_context(self.registry)
@@ -165,6 +187,12 @@ class Telemetry:
             ["outcome"],
             registry=r,
         )
+        self.recall_tool = Counter(
+            "ctxgate_recall_tool_calls",
+            "Calls of the tool context_recall, by what became of them.",
+            ["outcome"],
+            registry=r,
+        )
         self.summary_fallbacks = Counter(
             "ctxgate_summary_fallbacks", "Summaries that did not go as asked, by kind.", ["kind"], registry=r
         )
@@ -222,7 +250,7 @@ class Telemetry:
         """Count one choice of a replica."""
         counter = self._routed.get((pool, reason))
         if counter is None:
-            counter = self._routed[pool, reason] = self.decisions.labels(pool, reason)
+            counter = self._routed[pool, reason] = self._sum(self.decisions.labels(pool, reason))
         counter.inc()
 
     def placed(self, settled: Settled, total_us: int) -> None:
@@ -239,7 +267,7 @@ class Telemetry:
             return
         found = self._found.get(attempt.model)
         if found is None:
-            found = {kind: self.prefix_tokens.labels(attempt.model, kind) for kind in _FOUND}
+            found = {kind: self._sum(self.prefix_tokens.labels(attempt.model, kind)) for kind in _FOUND}
             self._found[attempt.model] = found
         captured = 0 if routed.expected is None else routed.expected.tokens
         found["prompt"].inc(prompt)
@@ -260,6 +288,14 @@ class Telemetry:
             replica,
             registry=r,
         )
+        self.believed = Gauge(
+            "ctxgate_replica_hits_believed",
+            "0 where the hits that a replica reports cannot be its own cache's.",
+            replica,
+            registry=r,
+        )
+        self.prefix_links = Gauge("ctxgate_prefix_links", "Links of prompts remembered.", registry=r)
+        self.prefix_bytes = Gauge("ctxgate_prefix_bytes", "About the memory they take.", registry=r)
         self.generation = Gauge(
             "ctxgate_config_generation", "How often a configuration was taken over.", registry=r
         )
@@ -271,23 +307,31 @@ class Telemetry:
 
     def forget(self, place: Place) -> None:
         """Show nothing more of a replica that is gone."""
-        for gauge in (self.in_flight, self.healthy, self.reports_cached):
+        for gauge in (self.in_flight, self.healthy, self.reports_cached, self.believed):
             with suppress(KeyError):  # nothing was shown of it
                 gauge.remove(*place)
 
     def request(self, surface: str, status: int) -> None:
         """Count one client request; status 0 means that the client left before an answer."""
-        self.requests.labels(surface, str(status) if status else "none").inc()
+        counted = self._requests.get((surface, status))
+        if counted is None:
+            child = self.requests.labels(surface, str(status) if status else "none")
+            counted = self._requests[surface, status] = self._sum(child)
+        counted.inc()
 
-    def observe(self, fleet: Fleet, ledger: Ledger) -> None:
-        """Set the gauges that mirror state kept elsewhere."""
+    def observe(self, fleet: Fleet, ledger: Ledger, index: PrefixIndex) -> None:
+        """Set the gauges that mirror state kept elsewhere; on the event loop, before an exposition."""
         for record in fleet.records():
             where = (record.pool.name, record.replica.name)
             self.in_flight.labels(*where).set(record.in_flight)
             self.healthy.labels(*where).set(fleet.healthy(record))
+            self.believed.labels(*where).set(index.trusts(where))
             if record.reports_cached is not None:
                 self.reports_cached.labels(*where).set(record.reports_cached)
         self.ledger_pending.set(ledger.pending)
+        self.prefix_links.set(index.links)
+        self.prefix_bytes.set(index.size_bytes)
+        self.tell()
 
     def settled(self, settled: Settled, total_us: int) -> None:
         """Count one settled attempt."""
@@ -321,7 +365,9 @@ class Telemetry:
         if place is None:
             labels = (team, pool, model)
             place = _Place(
-                outcomes={outcome: self.attempts.labels(*labels, outcome.value) for outcome in Outcome},
+                outcomes={
+                    outcome: self._sum(self.attempts.labels(*labels, outcome.value)) for outcome in Outcome
+                },
                 ttft=self.ttft.labels(pool, model),
                 total=self.total.labels(pool, model),
                 **{kind: self._kind(labels, kind) for kind in _KINDS},
@@ -331,11 +377,21 @@ class Telemetry:
 
     def _kind(self, labels: tuple[str, str, str], kind: str) -> _Kind:
         return _Kind(
-            measured=self.tokens.labels(*labels, kind, Certainty.MEASURED.value),
-            estimated=self.tokens.labels(*labels, kind, Certainty.ESTIMATED.value),
-            unknown=self.unknown.labels(*labels, kind),
-            cost=self.cost.labels(*labels, kind),
+            measured=self._sum(self.tokens.labels(*labels, kind, Certainty.MEASURED.value)),
+            estimated=self._sum(self.tokens.labels(*labels, kind, Certainty.ESTIMATED.value)),
+            unknown=self._sum(self.unknown.labels(*labels, kind)),
+            cost=self._sum(self.cost.labels(*labels, kind)),
         )
+
+    def tell(self) -> None:
+        """Give every counter what has come since the last time; on the event loop."""
+        for kept in self._sums:
+            kept.tell()
+
+    def _sum(self, child: Counter) -> Sum:
+        kept = Sum(child)
+        self._sums.append(kept)
+        return kept
 
     def exposition(self) -> bytes:
         """The text a scraper reads."""

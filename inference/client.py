@@ -160,14 +160,26 @@ def _unread(content: aiohttp.StreamReader) -> bytes:
 
 
 class _Protocol(ResponseHandler):
-    """aiohttp's client protocol (3.14) without four of its mistakes.
+    """aiohttp's client protocol (3.14) without five of its mistakes.
 
     - A body's reader is forgotten when the body's framing is broken, and waits for ever.
     - A body that ends with its connection counts as whole also where the connection was reset.
     - What came over an idle connection is taken for the answer to its next request.
     - Whenever a part of a body is taken, the parser runs again, also where nothing was held back: with
       a part per token that is most of the work on a stream.
+    - The parts that came in one read are taken one by one, to be put together again.
     """
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        super().data_received(data)
+        payload = self._payload
+        if type(payload) is aiohttp.StreamReader:
+            parts = payload._buffer
+            if len(parts) > 1 and not payload._buffer_offset:
+                whole = b"".join(parts)
+                parts.clear()
+                parts.append(whole)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on where reading was paused."""

@@ -24,6 +24,8 @@ _GAUGES: Final = tuple(
     re.compile(rb"^vllm:" + name + _LABELS + rb"[ \t]+(\S+)", re.MULTILINE)
     for name in (b"num_requests_running", b"num_requests_waiting", b"kv_cache_usage_perc")
 )
+_STARTED: Final = re.compile(rb"^process_start_time_seconds" + _LABELS + rb"[ \t]+(\S+)", re.MULTILINE)
+_QUERIES: Final = re.compile(rb"^vllm:prefix_cache_queries_total" + _LABELS + rb"[ \t]+(\S+)", re.MULTILINE)
 _CACHE_CONFIG: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -42,6 +44,28 @@ class EngineLoad(Record, frozen=True):
             name: value for name in self.__struct_fields__ if (value := getattr(later, name)) is not None
         }
         return replace(self, **known)
+
+
+class Life(Record, frozen=True):
+    """When an engine's process began (seconds), and how many tokens it has looked up in its cache since."""
+
+    started_s: float | None = None
+    queries: float | None = None
+
+    def follows(self, before: Life) -> bool:
+        """Whether it is another life than the one told before; False where the two tell too little."""
+        if None not in (self.started_s, before.started_s) and self.started_s != before.started_s:
+            return True
+        return self.queries is not None and before.queries is not None and self.queries < before.queries
+
+
+def life(text: bytes) -> Life:
+    """The life of the engine whose Prometheus text this is; of several behind one server the sum."""
+    started, queries = (
+        [value for told in one.findall(text) if (value := _number(told)) is not None]
+        for one in (_STARTED, _QUERIES)
+    )
+    return Life(max(started) if started else None, sum(queries) if queries else None)
 
 
 def of_metrics(text: bytes) -> EngineLoad:

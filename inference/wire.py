@@ -321,11 +321,15 @@ def rewritten(body: Body, edits: Sequence[Edit]) -> Body | None:
             messages[at] = msgspec.Raw(text)
     raw = b"".join(splice(body.raw, edits))
     after = frame_at(raw, frame.start + before, frame.end + shift, spans)
-    if after is None:
-        return None
-    others = {name: after.members.get(name, _ABSENT) for name in KNOWN}
-    result = Body(raw, msgspec.structs.replace(known, messages=messages, **others), None)
-    result._frame = after
+    return None if after is None else around(body, messages, raw, after)
+
+
+def around(body: Body, messages: list[msgspec.Raw], raw: bytes, frame: Frame) -> Body:
+    """What `body` has become, with a frame that was worked out and the messages in it."""
+    others = {name: frame.members.get(name, _ABSENT) for name in KNOWN}
+    known = body._known
+    result = Body(raw, known and msgspec.structs.replace(known, messages=messages, **others), None)
+    result._frame = frame
     return result
 
 
@@ -334,7 +338,7 @@ def _changed(raw: bytes, spans: Sequence[Span], edits: Sequence[Edit]) -> dict[i
     whole = {edit[:2]: edit.text for edit in edits}
     exact = {at: whole[span] for at, span in enumerate(spans) if span in whole}
     if len(exact) == len(edits):  # each replaces an element, as most do; no need to look for their places
-        return exact if _are_values(exact.values()) else None
+        return exact if are_values(exact.values()) else None
     by_place: dict[int, list[Edit]] = {}
     starts = [start for start, _ in spans]
     for edit in edits:
@@ -350,10 +354,10 @@ def _changed(raw: bytes, spans: Sequence[Span], edits: Sequence[Edit]) -> dict[i
         else:
             inner = [Edit(edit.start - start, edit.end - start, edit.text) for edit in group]
             found[at] = b"".join(splice(raw[start:end], inner))
-    return found if _are_values(found.values()) else None
+    return found if are_values(found.values()) else None
 
 
-def _are_values(texts: Iterable[bytes]) -> bool:
+def are_values(texts: Iterable[bytes]) -> bool:
     """Whether each text is one JSON value and nothing around it."""
     try:
         return all(memoryview(decoded(_ITEM, text)).nbytes == len(text) for text in texts)

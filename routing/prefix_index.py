@@ -2,9 +2,8 @@
 
 A prompt comes as a chain: one opaque hash per element (what selects the cache, the whole head, each message
 behind it), each covering all before it, so that two prompts share a prefix at least as far as their chains
-agree. Inside the head, of tools and system messages, nothing is known to be shared: whichever of them a
-template prints first may differ. The index keeps, per place (a pool and a replica), how many tokens the
-prompt had at each hash.
+agree. How much of a long element they share its chunks tell (`prefix_chunks`). The index keeps, per place
+(a pool and a replica), how many tokens the prompt had at each hash.
 
 A reply's usage tells the tokens of a whole prompt. Points between two such ends are apportioned by bytes,
 and corrected when a reply tells how much of the prompt was found in the cache. The engine keeps what it
@@ -27,6 +26,8 @@ from ctxgate.routing.snapshot import Knowledge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from ctxgate.routing.prefix_chunks import Chunks
 
 Place: TypeAlias = "tuple[str, str]"
 """A pool and a replica of it, by name."""
@@ -76,17 +77,19 @@ class PrefixIndex:
 
     # ---- what is expected ----------------------------------------------------------------------------
 
-    def expected(self, place: Place, chain: Sequence[bytes]) -> Expected | None:
+    def expected(self, place: Place, chain: Sequence[bytes], chunks: Chunks | None = None) -> Expected | None:
         """The longest prefix that a place is known to have read, or is about to.
 
         None where nothing is: not even a prompt of the same model. A hit is whole blocks and leaves the
-        last token to be computed.
+        last token to be computed. `chunks` are those of the first element that no place knows.
         """
         memory = self._places.get(place)
         depth = 0 if memory is None else memory.depth(chain[::-1])
-        return None if memory is None or not depth else self._of(memory, chain, depth)
+        return None if memory is None or not depth else self._of(memory, chain, depth, chunks)
 
-    def expected_all(self, places: Iterable[Place], chain: Sequence[bytes]) -> dict[Place, Expected]:
+    def expected_all(
+        self, places: Iterable[Place], chain: Sequence[bytes], chunks: Chunks | None = None
+    ) -> dict[Place, Expected]:
         """The same for several places; those of which nothing is known are left out."""
         found: dict[Place, Expected] = {}
         if not chain:
@@ -98,10 +101,10 @@ class PrefixIndex:
                 continue
             if not memory.ends(chain, depth):  # mostly it is the head, and no more, for many places
                 depth = memory.depth(behind)
-            found[place] = self._of(memory, chain, depth)
+            found[place] = self._of(memory, chain, depth, chunks)
         return found
 
-    def _of(self, memory: PlaceMemory, chain: Sequence[bytes], depth: int) -> Expected:
+    def _of(self, memory: PlaceMemory, chain: Sequence[bytes], depth: int, chunks: Chunks | None) -> Expected:
         link = chain[depth - 1]
         whole = depth == len(chain)
         block = memory.block or self._block
@@ -119,7 +122,17 @@ class PrefixIndex:
             held = tokens // block * block
         if not memory.fits(use, tokens):
             held = min(tokens, memory.resident(chain, depth)) // block * block
+        if chunks is not None and (shared := memory.shared(chain, depth, chunks)) is not None:
+            held = max(held, self._of_chunks(memory, (*chain[:depth], shared[1]), shared[0]))
         return Expected(held, depth, counted, use.at_us, memory.written - use.written, known)
+
+    def _of_chunks(self, memory: PlaceMemory, other: Sequence[bytes], tokens: int) -> int:
+        """What is held of a prompt that another one shares for so many tokens, to within its last link."""
+        use = memory.use(other[-1])
+        if use is not None and not memory.fits(use, tokens):
+            tokens = min(tokens, memory.resident(other, len(other)))
+        block = memory.block or self._block
+        return tokens // block * block
 
     # ---- what is learned -----------------------------------------------------------------------------
 
@@ -154,7 +167,7 @@ class PrefixIndex:
         if memory is not None and memory.ahead.tokens:
             memory.ahead.end(ticket)
 
-    def learn(
+    def learn(  # noqa: PLR0913 - figures of one reply, two of them with a default
         self,
         place: Place,
         chain: Sequence[bytes],
@@ -164,6 +177,7 @@ class PrefixIndex:
         cached: int | None,
         now_us: int,
         answer: int = 0,
+        chunks: Chunks | None = None,
     ) -> None:
         """Note that a place has read a prompt of so many tokens and found `cached` of them (None: untold).
 
@@ -175,10 +189,14 @@ class PrefixIndex:
         memory = self._memory(place)
         if len(memory.young) + len(chain) > self._half:
             memory.age()
-        memory.read(chain, sizes, prompt, cached, answer, now_us)
+        memory.read(chain, sizes, prompt, cached, answer, now_us, chunks)
         self._learned += 1
         if not self._learned % _CHECKED:
             self._bound()
+
+    def drop(self, place: Place) -> None:
+        """The replica is gone, and with it what was told of it."""
+        self._places.pop(place, None)
 
     def forget(self, place: Place) -> None:
         """Another engine answers there: nothing that was read before is in its cache."""

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.routing.lru_stack import LruStack, Use
 from ctxgate.routing.prefix_ahead import Ahead
+from ctxgate.routing.prefix_chunks import ReadChunks
 from ctxgate.routing.prefix_points import Point, apportioned, correct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ctxgate.routing.prefix_chunks import Chunks
 
 # Reported hits are multiples of the block. So many different ones, and their greatest common divisor is it.
 _ENOUGH_HITS: Final = 8
@@ -20,6 +23,7 @@ _SUSPECT: Final = 3
 _LEAST_BLOCK: Final = 16
 _PRIOR: Final = 256  # tokens of answers that are believed to be kept before any reply tells
 _ANSWERS: Final = 100_000  # tokens of answers after which older experience counts half
+_CHUNKS: Final = 50_000  # hashes of chunks; each counts as a link
 LINK_BYTES: Final = 250  # measured on CPython 3.11; the test of a long conversation holds it to that
 
 
@@ -40,6 +44,7 @@ class PlaceMemory:
         "_suspect",
         "ahead",
         "block",
+        "chunks",
         "old",
         "old_uses",
         "size",
@@ -54,6 +59,7 @@ class PlaceMemory:
         self.uses: dict[bytes, Use] = {}
         self.old_uses: dict[bytes, Use] = {}
         self.ahead = Ahead()
+        self.chunks = ReadChunks(_CHUNKS)
         self.written = 0  # tokens computed, not found
         self.block: int | None = None  # tokens of a block, as told or learned
         self.size: int | None = None  # tokens that the cache has room for
@@ -136,6 +142,20 @@ class PlaceMemory:
             depth = start
         return 0
 
+    def shared(self, chain: Sequence[bytes], depth: int, chunks: Chunks | None) -> tuple[int, bytes] | None:
+        """The tokens of a prompt whose first `depth` links are known, with what chunks add; and whose.
+
+        None where they add nothing.
+        """
+        if chunks is None or chunks.at != depth or not self.chunks:
+            return None
+        found, before = self.chunks.shared(chunks), self.point(chain[depth - 1])
+        point = None if found is None else self.point(found.link)
+        if found is None or point is None or before is None:
+            return None
+        more = max(point.tokens - before.tokens, 0) * found.size // max(found.of, found.size)
+        return before.tokens + more, found.link
+
     def kept_of(self, answer: int) -> int:
         """How many tokens of an answer the next prompt's rendering should find, from experience."""
         return int(answer * self._kept / self._answers)
@@ -148,11 +168,11 @@ class PlaceMemory:
     @property
     def links(self) -> int:
         """How many links are kept, counting both generations."""
-        return len(self.young) + len(self.old) + len(self.ahead.tokens)
+        return len(self.young) + len(self.old) + len(self.ahead.tokens) + len(self.chunks)
 
     # ---- learning ------------------------------------------------------------------------------------
 
-    def read(
+    def read(  # noqa: PLR0913 - as the index's `learn`
         self,
         chain: Sequence[bytes],
         sizes: Sequence[int],
@@ -160,6 +180,7 @@ class PlaceMemory:
         cached: int | None,
         answer: int,
         now_us: int,
+        chunks: Chunks | None = None,
     ) -> None:
         """Note that a prompt was read, `cached` tokens of it from the cache (None: untold)."""
         cached = self._believed(prompt, cached)
@@ -167,11 +188,15 @@ class PlaceMemory:
         known = len(points)
         while known and points[known - 1] is None:
             known -= 1
-        if 0 < known < len(points) and cached is not None:
+        shared = None if chunks is None or not known else self.shared(chain, known, chunks)
+        if 0 < known < len(points) and cached is not None and shared is None:
             self._experience(chain[known - 1], cached)
         if known and self.size is not None:
             self._raise(chain, known, cached)
-        correct(points, known, cached)
+        if shared is None:
+            correct(points, known, cached)  # else the hit ends inside an element
+        elif (other := self.use(shared[1])) is not None and (before := points[known - 1]) is not None:
+            self._stack.take(other, shared[0] - before.tokens)  # now it was read again
         self.written += max(prompt - (cached or 0), 0) + answer
         self._read += prompt + answer
         use = Use(now_us, self.written, self._read, (chain[-1], answer))
@@ -180,11 +205,14 @@ class PlaceMemory:
             self._stack.push(use, max(prompt + answer - 1, 0) // block * block)
         self.young.update(zip(chain, apportioned(points, sizes, prompt), strict=True))
         self.uses.update(dict.fromkeys(chain, use))
+        if chunks is not None:
+            self.chunks.put(chain[chunks.at], chunks)
 
     def age(self) -> None:
         """Begin a new generation."""
         self.old, self.young = self.young, {}
         self.old_uses, self.uses = self.uses, {}
+        self.chunks.keep(self.old.__contains__)
 
     def tell_block(self, tokens: int | None) -> None:
         """Take what the engine's configuration says, until its hits say otherwise; None: it says nothing."""

@@ -208,7 +208,9 @@ async def test_a_replica_that_is_killed_during_50_streams_and_returns_cold(tmp_p
                     twin.kill()
                 for number in range(1, len(replicas)):
                     name = f"standard-{number}"
-                    await true(lambda name=name: said(gateway, f"{name} is down (refused)"), f"{name} is gone")
+                    await true(
+                        lambda name=name: said(gateway, f"{name} is down (refused)"), f"{name} is gone"
+                    )
                 cold = await client.ask(task, 1, stream=False, messages=turns(task, 2))
                 assert (cold.status, cold.replica) == (200, "standard-0")
                 assert not cold.expected
@@ -272,5 +274,7 @@ async def test_calls_leave_a_replica_that_accepts_and_never_answers(tmp_path: Pa
 
 def _all_began(client: Client) -> bool:
     """Whether every stream's client has its first text."""
-    began = [got for got in client.streams.values() if b'"content":"' in got.body.replace(b'"content":""', b"")]
+    began = [
+        got for got in client.streams.values() if b'"content":"' in got.body.replace(b'"content":""', b"")
+    ]
     return len(began) == STREAMS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from e2e.engine import Engine, free_port
 from e2e.gateway_process import until
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterator
     from pathlib import Path
 

@@ -155,7 +155,7 @@ async def test_leaving_a_whole_answer_books_the_aborted_calls_usage(
     assert settled.charge.total == 8_000 + 3_200 + 18_000
 
 
-async def test_the_abort_is_repeated_until_an_engine_that_was_still_reading_knows_the_id(
+async def test_routing_g8_the_abort_is_repeated_until_an_engine_that_was_still_reading_knows_the_id(
     gateway: Gateway, upstream: Upstream
 ) -> None:
     upstream.play(by_hand)
@@ -190,7 +190,9 @@ async def test_an_abort_that_got_no_answer_is_tried_again(gateway: Gateway, upst
     assert (await gateway.row()).settled.usage.output == measured(2)
 
 
-async def test_every_prompt_of_a_completions_call_is_aborted(gateway: Gateway, upstream: Upstream) -> None:
+async def test_routing_g8_every_prompt_of_a_completions_call_is_aborted(
+    gateway: Gateway, upstream: Upstream
+) -> None:
     upstream.play(until_aborted)
     async with gateway.wire() as wire:
         wire.request("/v1/completions", STREAM | {"prompt": ["a", "b", "c"]}, [bearer()])

@@ -189,7 +189,9 @@ def test_check_shows_volatile_text_as_json(file: Path, capsys: pytest.CaptureFix
     }
 
 
-def test_check_shows_how_requests_are_routed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_routing_i2_check_shows_how_requests_are_routed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = edited("{organisation: acme}", "{organisation: acme, classes: {interactive: {ttft_ms: 800}}}")
     text = text.replace("  fast:\n", "  fast:\n    profile: fast\n")
     file.write_text(text.replace("{pools: [standard]}", "{pools: [standard, fast], routing: lmetric}"))

@@ -15,7 +15,7 @@ from ctxgate.gateway.config_schema import ListOf, MapOf, Short
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_reference_page_is_made_from_the_fields() -> None:
+def test_routing_i2_the_reference_page_is_made_from_the_fields() -> None:
     """Mend a failure with `python -m ctxgate.gateway.config_docs .`."""
     text = (ROOT / config_docs.PAGE).read_text("utf-8")
     assert text == config_docs.page(text)

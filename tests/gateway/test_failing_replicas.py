@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from ctxgate.gateway.config import Limits
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.inference.probe import probe
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
+from support.behaviours import BUSY
 from support.gateway import HELLO, STREAM, until
-from support.upstream import by_hand, ok
+from support.upstream import Connection, by_hand, stream_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,8 +44,18 @@ def conversation(number: int) -> dict[str, Any]:
     return STREAM | {"messages": [{"role": "user", "content": f"conversation {number}"}]}
 
 
-async def plain_port(upstream: Upstream, _: pytest.MonkeyPatch) -> str:
-    """TLS to a server that speaks none."""
+async def plain_port(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> str:
+    """TLS to a server that speaks none, and says so."""
+    received = Connection.data_received
+
+    def refuse(connection: Connection, data: bytes) -> None:
+        if connection.upstream is not upstream:
+            received(connection, data)
+            return
+        connection.transport.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        connection.transport.close()
+
+    monkeypatch.setattr(Connection, "data_received", refuse)
     return f"https://127.0.0.1:{upstream.port}"
 
 
@@ -64,7 +76,9 @@ async def closed_port(*_: object) -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-FAILURES = pytest.mark.parametrize("failing", [plain_port, no_name, closed_port], ids=["TLS", "DNS", "refused"])
+FAILURES = pytest.mark.parametrize(
+    "failing", [plain_port, no_name, closed_port], ids=["TLS", "DNS", "refused"]
+)
 
 
 @FAILURES
@@ -75,11 +89,11 @@ async def test_no_connection_fails_no_request_and_opens_the_breaker(
     monkeypatch: pytest.MonkeyPatch,
     failing: Any,
 ) -> None:
-    async def well(*_: object, **__: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         await asyncio.get_running_loop().create_future()
 
     # No probe tells: the requests find it out themselves.
-    monkeypatch.setattr("ctxgate.gateway.replica_watch.probe", well)
+    monkeypatch.setattr("ctxgate.gateway.replica_watch.probe", never)
     gateway = await start_gateway(Address(await failing(other_upstream, monkeypatch)), upstream)
     (bad, good) = gateway.services.fleet.records()
     for number in range(REQUESTS):
@@ -115,8 +129,6 @@ async def test_probes_find_out_that_no_connection_can_be_made(
 async def test_a_certificate_that_is_not_trusted_is_no_connection(
     upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ssl
-
     async def untrusted(*_: object, **__: object) -> None:
         raise ssl.SSLCertVerificationError(1, "certificate verify failed")
 
@@ -165,11 +177,42 @@ async def test_a_probe_whose_answer_trickles_is_silent(gateway: Gateway) -> None
     server.close()
 
 
+async def test_routing_a7_a_request_that_touches_two_replicas_is_counted_at_each_while_it_is_there(
+    upstream: Upstream, other_upstream: Upstream, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(upstream, other_upstream)
+    first, second = gateway.services.fleet.records()
+    for server in (upstream, other_upstream):
+        server.default = by_hand
+    asked = asyncio.create_task(gateway.post(HELLO))
+    await until(lambda: upstream.calls or other_upstream.calls)
+    if not upstream.calls:
+        first, second = second, first
+    before = upstream if upstream.calls else other_upstream
+    after = other_upstream if before is upstream else upstream
+    assert (first.in_flight, second.in_flight) == (1, 0)
+    waiting = first.prefill_tokens
+    (call,) = before.calls
+    await BUSY(call)
+    await until(lambda: after.calls)
+    assert (first.in_flight, second.in_flight) == (0, 1)
+    assert (first.prefill_tokens, second.prefill_tokens) == (0, waiting)
+    after.calls[0].answer()
+    assert (await asked).status == 200
+    await gateway.quiet()
+    assert (first.in_flight, second.in_flight) == (0, 0)
+    assert (first.prefill_tokens, second.prefill_tokens) == (0, 0)
+
+
 # ---- a replica that hangs ------------------------------------------------------------------------------
 
 
 async def hanging(
-    upstream: Upstream, other_upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+    upstream: Upstream,
+    other_upstream: Upstream,
+    start_gateway: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
 ) -> tuple[Gateway, asyncio.Event]:
     """A gateway whose probes find the first replica silent from when the event is set."""
     hangs = asyncio.Event()
@@ -181,7 +224,7 @@ async def hanging(
     monkeypatch.setattr("ctxgate.gateway.replica_watch.probe", sometimes)
     monkeypatch.setattr("ctxgate.gateway.replica_watch.PROBE_EVERY_S", 0.005)
     upstream.default = by_hand
-    return await start_gateway(upstream, other_upstream), hangs
+    return await start_gateway(upstream, other_upstream, **options), hangs
 
 
 async def test_calls_without_an_answer_leave_a_replica_that_the_probes_find_silent(
@@ -229,12 +272,17 @@ async def test_a_call_stays_at_a_silent_replica_where_there_is_no_other(
 async def test_a_call_that_may_not_be_tried_again_stays_too(
     upstream: Upstream, other_upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway, hangs = await hanging(upstream, other_upstream, start_gateway, monkeypatch)
-    gateway.application.config  # noqa: B018
-    other_upstream.default = ok
-    bad, _ = gateway.services.fleet.records()
-    assert bad is not None
+    gateway, hangs = await hanging(
+        upstream, other_upstream, start_gateway, monkeypatch, limits=Limits(max_attempts=1)
+    )
+    other_upstream.default = by_hand
+    asked = [asyncio.create_task(gateway.post(conversation(number))) for number in range(REQUESTS)]
+    await until(lambda: len(upstream.calls) + len(other_upstream.calls) == REQUESTS)
     hangs.set()
+    bad, _ = gateway.services.fleet.records()
     await until(lambda: not bad.health.probe_ok)
-    assert (await gateway.post(HELLO)).status == 200
-    assert upstream.calls == []
+    for call in [*upstream.calls, *other_upstream.calls]:
+        stream_of("a ")(call)
+    assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+    assert len(await gateway.rows()) == REQUESTS
+    assert {row.settled.outcome for row in await gateway.rows()} == {Outcome.COMPLETED}

@@ -101,9 +101,14 @@ async def test_a_session_is_the_same_in_every_turn_and_no_other_task_or_key_has_
     assert int(one, 16)
 
 
-async def test_without_events_no_session_goes_out(upstream: Upstream, tmp_path: Path) -> None:
+async def test_routing_h2_without_events_no_session_goes_out_and_nothing_is_kept_of_any(
+    upstream: Upstream, tmp_path: Path
+) -> None:
     gateway = await Gateway.start(config(tmp_path / "ledger.db", [upstream.url]))
-    await gateway.post(HELLO, headers=(bearer(), ("x-session-id", "mine")))
+    kept = gateway.services.kv.sessions.size
+    for _ in range(3):
+        await gateway.post(HELLO, headers=(bearer(), ("x-session-id", "mine")))
+    assert gateway.services.kv.sessions.size == kept
     await gateway.stop()
     assert upstream.calls[0].header("x-session-id") == ""
 

@@ -191,7 +191,9 @@ async def test_an_answer_in_one_piece_decodes_from_when_that_was_predicted(
     assert load(record) == (0, 0, 0, 0, 0)
 
 
-async def test_what_is_expected_in_the_cache_is_no_work(gateway: Gateway, upstream: Upstream) -> None:
+async def test_routing_f11_what_is_expected_in_the_cache_is_no_work(
+    gateway: Gateway, upstream: Upstream
+) -> None:
     await gateway.post(HELLO)
     upstream.play(by_hand)
     async with gateway.wire() as wire:

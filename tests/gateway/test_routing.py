@@ -107,13 +107,15 @@ async def even(upstream: Upstream, other_upstream: Upstream, start_gateway: Star
 
 @pytest.mark.parametrize(("tier", "pool"), [("priority", "fast"), ("flex", "standard")])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_service_tier_chooses_between_equals_and_the_answer_reports_it(
+async def test_routing_f6_a_service_tier_chooses_between_equals_and_the_answer_reports_it(
     even: Gateway, upstream: Upstream, other_upstream: Upstream, tier: str, pool: str, stream: bool
 ) -> None:
     answer = await even.post((STREAM if stream else HELLO) | {"service_tier": tier})
     assert answer.header("x-ctxgate-pool") == pool
     (call,) = (*upstream.calls, *other_upstream.calls)
     assert call.document["service_tier"] == tier  # the engine sees what the client sent
+    assert "priority" not in call.document  # which an engine may take and ignore
+    assert call.header("x-vllm-priority") == ""
     if stream:
         first, *rest = [json.loads(event) for event in answer.events[:-1]]
         assert first["service_tier"] == tier
@@ -311,7 +313,7 @@ async def test_decisions_and_budgets_are_counted(pools: Gateway) -> None:
     assert kept == {'ctxgate_latency_budgets_total{class="agent",kept="yes",pool="standard"}': 1}
 
 
-async def test_routing_i5_available_captured_and_delivered_share_one_denominator(
+async def test_routing_b16_i5_available_captured_and_delivered_share_one_denominator(
     upstream: Upstream, other_upstream: Upstream, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workload, routing and a stale index: each shows in another of the three."""

@@ -30,6 +30,7 @@ def settled(usage: Usage, charge: Charge, outcome: Outcome = Outcome.COMPLETED, 
 
 def samples(telemetry: Telemetry) -> dict[str, float]:
     """The non-zero samples, without the times of their creation."""
+    telemetry.tell()
     families = text_string_to_metric_families(telemetry.exposition().decode())
     return {
         f"{s.name}{sorted(s.labels.values())}": s.value
@@ -89,6 +90,7 @@ def test_gateways_k7_tasks_keys_and_requests_never_become_labels() -> None:
             settled(USAGE, CHARGE, task=f"task-{number}", key_id=f"key-{number}", request_id=f"req-{number}"),
             1,
         )
+    telemetry.tell()
     text = telemetry.exposition().decode()
     assert not any(word in text for word in ("task-", "key-", "req-"))
     assert samples(telemetry)["ctxgate_attempts_total['completed', 'fast', 'search', 'small']"] == 1000

@@ -178,7 +178,7 @@ def _home(root: bytes, names: tuple[str, ...]) -> str:
     return max(names, key=lambda name: rendezvous_score(root, "standard", name))
 
 
-def test_routing_b6_a_shared_system_prompt_is_replicated_under_load() -> None:
+def test_routing_b6_b10_a_shared_system_prompt_is_replicated_under_load() -> None:
     """100 users, 4,000 tokens of shared prompt and 200 of their own, 4 replicas that remember and work."""
     known: dict[str, int] = {}
     waiting: Counter[str] = Counter()
@@ -194,6 +194,16 @@ def test_routing_b6_a_shared_system_prompt_is_replicated_under_load() -> None:
         taken[name] += 1
     assert set(taken) == set("abcd")
     assert max(taken.values()) <= 40
+
+
+def test_routing_b7_the_replica_that_holds_the_prefix_is_left_when_it_is_too_busy() -> None:
+    """200 tokens of 4,200 are new where it is warm: waiting for 3,500 costs less than the other 4,000."""
+
+    def warm(waiting: int) -> list[ReplicaState]:
+        return [replica("warm", 4_000, **queued(waiting)), *(replica(name) for name in "abc")]
+
+    assert chosen(ask(4_200, fresh=True), warm(3_500)) == "warm"
+    assert chosen(ask(4_200, fresh=True), warm(40_000)) != "warm"
 
 
 def test_routing_b12_the_benefit_of_a_prefix_comes_from_the_measured_speed() -> None:

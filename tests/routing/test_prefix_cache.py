@@ -78,7 +78,7 @@ def test_a_use_that_is_too_long_ago_is_not_in_the_order() -> None:
 # ---- what is evicted -------------------------------------------------------------------------------------
 
 
-def test_what_a_cache_has_no_room_for_is_not_expected_and_the_front_goes_last() -> None:
+def test_routing_f5_what_a_cache_has_no_room_for_is_not_expected_and_the_front_goes_last() -> None:
     index = PrefixIndex()
     index.tell_size(HERE, 1_000)
     one, two = chain("one", 4), chain("two", 4)
@@ -262,6 +262,27 @@ def test_all_places_at_once_are_each_place_by_itself() -> None:
             memory = index._places[place]
             assert memory.knows(links[found.elements - 1])
     assert index.expected_all(PLACES, []) == {}
+
+
+class Link(bytes):
+    """A link that counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        Link.lookups += 1
+        return super().__hash__()
+
+
+def test_routing_h5_all_places_together_take_less_than_one_walk_along_a_long_prompt() -> None:
+    places = [("standard", str(number)) for number in range(64)]
+    links, index = chain("long", 4_096), PrefixIndex()
+    for number, place in enumerate(places):
+        read(index, links[: 60 * (number + 1)], 500 * (number + 1), place=place)
+    Link.lookups = 0
+    found = index.expected_all(places, [Link(link) for link in links])
+    assert [one.elements for one in found.values()] == [60 * (number + 1) for number in range(64)]
+    assert 64 <= Link.lookups < 4_096
 
 
 # ---- what is known, and how much of it -------------------------------------------------------------------

@@ -51,6 +51,15 @@ def test_the_next_turn_is_expected_to_find_the_whole_prompt_before_it() -> None:
     assert (found.tokens, found.elements, found.counted) == (96, 3, True)  # six blocks of 16
 
 
+def test_routing_b9_a_prompt_shorter_than_a_block_is_known_as_soon_as_it_has_grown() -> None:
+    index, names = PrefixIndex(block=16), "fs"
+    for prompt, expected in ((5, 0), (12, 0), (40, 32), (90, 80)):
+        learn(index, names, prompt)
+        names += chr(ord("a") + len(names))
+        found = expect(index, names)
+        assert (found.tokens, found.elements) == (expected, len(names) - 1)
+
+
 def test_routing_g4_a_repeat_of_whole_blocks_computes_the_last_one_anew() -> None:
     """vLLM: 128 tokens, blocks of 32, the same prompt again finds 96; of 126 it finds 96 as well."""
     index = PrefixIndex(block=32)
