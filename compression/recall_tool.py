@@ -73,7 +73,7 @@ _THOUGHTS: Final = ("reasoning_content", "reasoning")
 
 
 class Wanted(Record, frozen=True):
-    """What a call asks for: at most `k` passages that bear on `query`; of the message `id` where that is set."""
+    """What a call asks for: at most `k` passages that bear on `query`, of the message `id` alone if set."""
 
     query: str
     k: int = PASSAGES

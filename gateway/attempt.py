@@ -118,7 +118,8 @@ class Attempt:
             record
             for pool in self._held.routed.planned.allowed.pools
             for replica in pool.replicas
-            if (record := fleet.record(pool.name, replica.name)) is not silent
+            if (record := fleet.known(pool.name, replica.name)) is not None  # it may be gone since
+            and record is not silent
             and fleet.healthy(record)
             and not record.draining
         ]

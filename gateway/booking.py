@@ -118,7 +118,9 @@ class Booking:
         # Only where no connection was made can nothing at all have been used.
         sign = sign_of(outcome, status, self.engine_error, connected=usage != NOTHING_USED)
         root = self._held.routed.planned.allowed.identified.root
-        self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
+        if self._services.fleet.known(self._row.pool, self._row.replica) is self._record:
+            # Else it is gone, or its name is another server's by now, which has no part in this.
+            self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
         settled = Settled(answered, charge, miss)
         self._services.telemetry.settled(settled, total_us)
         self._services.routing.settled(settled, total_us)

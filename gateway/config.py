@@ -126,8 +126,8 @@ class Context:
     tool_result_bytes: int = 16_384
     recall: bool = True
     recall_tokens: int = 1_000
-    recall_tool: bool = False
     sticky_tools: frozenset[str] = frozenset()
+    recall_tool: bool = False  # offered to models, and answered by the gateway
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ RECALL_TOKENS: Final = Field(
 RECALL_TOOL: Final = Field(
     "recall_tool",
     choice("off", "on"),
-    "Let the model look up what left the prompt, by the tool `context_recall`, which the gateway answers; the "
+    "Let the model look up what left the prompt by the tool `context_recall`. The gateway answers it, the "
     "client never sees it. Conversations that begin while it is on, with tools of the client's, keep it to "
     "their end. A result has `recall_tokens` at most; each search is a further call, booked to the task.",
     "off",

@@ -147,7 +147,7 @@ class Shown:
         rates = rates_at(turn.pool.rates, day_of(now_us), length)
         itself = frozenset({turn.reference(turn.facts[last].lasting)})
         held = held_in(turn.body.raw)
-        gate = Gate(rates, _REQUESTS, length, held, without=itself, among=await self._left_out(turn))
+        gate = Gate(rates, _REQUESTS, length, held, without=itself, among=await self.left_out(turn))
         found = await self._services.recall.query(
             turn.tenant,
             turn.root,
@@ -159,7 +159,7 @@ class Shown:
         )
         return {} if found is None else {last: found.text.encode("utf-8", "replace")}
 
-    async def _left_out(self, turn: Turn) -> frozenset[str]:
+    async def left_out(self, turn: Turn) -> frozenset[str]:
         """The ids of what this request's own messages lack: runs that begin alike share a root, and no more.
 
         Those of a record are remembered: its anchor is the hash of all messages that it speaks of.

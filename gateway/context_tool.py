@@ -94,7 +94,7 @@ def may_be_called(body: Body, turn: Turn) -> bool:
 
 
 def _may_begin(turn: Turn) -> bool:
-    """Whether a first request lets its conversation have the tool: its model may call and write as it likes."""
+    """Whether a first request lets its conversation have the tool: its model may call what it likes."""
     body = turn.laid
     choice, form = _small(body, "tool_choice"), _small(body, "response_format")
     free = form is None or (isinstance(form, dict) and form.get("type") == "text")

@@ -107,7 +107,10 @@ class Turn:
         self.tools = size_of_tools(body)
 
     def put(self, record: Compaction | None, views: Views, memory: ShapingMemory) -> None:
-        """Apply a record, and what is `shown` and `hidden`. Raises `Invalid` where the result must not be sent."""
+        """Apply a record, and what is `shown` and `hidden`.
+
+        Raises `Invalid` where the result must not be sent.
+        """
         self._put(record, views, memory)
         if self.hidden:
             self._put_back(views)

@@ -193,6 +193,10 @@ class Fleet:
         place = (pool, replica)
         return self._records.get(place) or self._gone[place]
 
+    def known(self, pool: str, replica: str) -> ReplicaRecord | None:
+        """The record of a replica that is configured; None of one that is gone."""
+        return self._records.get((pool, replica))
+
     def healthy(self, record: ReplicaRecord) -> bool:
         """Whether attempts may go to this replica now."""
         return record.health.healthy(self.clock())

@@ -11,7 +11,8 @@
 
 A failed attempt that sent nothing to the client goes back to `route`, as often as the limits allow and with
 what is left of the request's latency budget; once that is over it is not tried again. One that the engine
-refused because the prompt is too long goes back to `plan`, and a shorter prompt goes out.
+refused because the prompt is too long goes back to `plan`, and a shorter prompt goes out. An answer in which
+the model looks something up goes on in further attempts (gateway.recall_rounds).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ctxgate.gateway.inbound import check_engine_fields
 from ctxgate.gateway.layout import Laid
 from ctxgate.gateway.layout_level import policy_of
 from ctxgate.gateway.ledger import AttemptOpened
+from ctxgate.gateway.recall_rounds import rounds_of
 from ctxgate.inference.record import Record
 from ctxgate.routing.tiers import TEAMLESS
 
@@ -92,7 +94,8 @@ class Pipeline:
                 break
             place = (routed.pool.name, routed.replica.name)
             number += 1
-            attempt = Attempt(self.services, self.hold(routed, number), reply)
+            rounds = rounds_of(self, planned, reply)
+            attempt = Attempt(self.services, self.hold(routed, number), rounds.reply if rounds else reply)
             answered = await attempt.run()
             if answered.overflow is not None:
                 refusals += 1
@@ -103,6 +106,8 @@ class Pipeline:
                     break
                 continue
             if not answered.retriable:
+                if rounds is not None:
+                    await rounds.go_on(answered, routed, number)
                 self.services.context.answered(answered)
                 return
             (lost if answered.connection_lost and place not in lost else tried).add(place)

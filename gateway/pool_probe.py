@@ -99,10 +99,10 @@ async def examine(services: Services, record: ReplicaRecord) -> list[Examined]:
         services.fleet.examined(record, model.engine_name, found[-1].findings)
         services.misses.index.tell_block((record.pool.name, record.replica.name), found[-1].block_size)
     turns = [each for one in found for each in (one.findings.facts.plain, one.findings.facts.tools)]
-    told = {each.extension for each in turns} - {Extension.UNKNOWN}
-    if told:
+    turned = {each.extension for each in turns} - {Extension.UNKNOWN}
+    if turned:
         place = (record.pool.name, record.replica.name)
-        services.misses.index.tell_answers(place, kept=told == {Extension.YES})
+        services.misses.index.tell_answers(place, kept=turned == {Extension.YES})
     return found
 
 

@@ -10,6 +10,7 @@ The records lie in a folder that is theirs, so a second `up` finds what runs alr
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ from ctxgate.inference.pools import KEY_VARIABLE
 from ctxgate.inference.probe import windows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ctxgate.gateway.pool_launch import Server
 
@@ -102,6 +103,13 @@ class State:
         """Make the folder; the logs in it are for its owner alone."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process is in here: of two that start the same server one would be lost."""
+        with (self._folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def records(self, pool: str | None = None) -> list[Running]:
         """What was started, by `pool` or all; files that are no records are left alone."""
         found: list[Running] = []
@@ -119,15 +127,16 @@ def up(servers: Sequence[Server], state: State, say: Callable[[str], None], wait
     Raises `ServersFailed`; then, and where it is interrupted, what this call has started was ended.
     """
     state.make()
-    known = {(one.pool, one.replica): one for one in state.records() if began(one.pid) == one.began}
     started: list[tuple[Server, Running, subprocess.Popen[bytes]]] = []
     try:
-        for server in servers:
-            if (server.pool, server.replica) in known:
-                say(f"{server.pool}/{server.replica} runs already")
-                continue
-            started.append(_start(server, state))
-            say(f"{server.pool}/{server.replica} starts: {server.url}, process {started[-1][1].pid}")
+        with state.alone():
+            known = {(one.pool, one.replica) for one in state.records() if began(one.pid) == one.began}
+            for server in servers:
+                if (server.pool, server.replica) in known:
+                    say(f"{server.pool}/{server.replica} runs already")
+                    continue
+                started.append(_start(server, state))
+                say(f"{server.pool}/{server.replica} starts: {server.url}, process {started[-1][1].pid}")
         deadline = time.monotonic() + wait_s
         for server, _, process in started:
             _await_ready(server, process, state, say, deadline)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from ctxgate.gateway.cache_salt import strictest
 from ctxgate.gateway.decisions import Decisions
 from ctxgate.gateway.flow import Routed, Surface
 from ctxgate.gateway.instants import day_of
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.config import Pool, Replica
     from ctxgate.gateway.edge import Headers
     from ctxgate.gateway.fleet import Taken
-    from ctxgate.gateway.flow import Held, Identified, Planned, Settled
+    from ctxgate.gateway.flow import Allowed, Held, Identified, Planned, Settled
     from ctxgate.gateway.services import Services
     from ctxgate.routing.prefix_index import Place
     from ctxgate.routing.snapshot import LatencyBudget, ReplicaState, Speed
@@ -93,10 +94,12 @@ class RoutingStage:
         """
         allowed = planned.allowed
         budget = allowed.identified.budget.left(spent_us) if spent_us else allowed.identified.budget
-        pools = allowed.pools
+        pools = self._pools(allowed)
         if len(pools) == 1 and len(pools[0].replicas) == 1:
-            record = self._services.fleet.record(pools[0].name, pools[0].replicas[0].name)
-            return None if tried or record.draining else self._only(planned, pools[0], budget)
+            place = (pools[0].name, pools[0].replicas[0].name)
+            record = self._services.fleet.known(*place)
+            out = place in tried or record is None or record.draining
+            return None if out else self._only(planned, pools[0], budget)
         prompt = self.prompt_tokens(planned)
         places = [(pool.name, replica.name) for pool in pools for replica in pool.replicas]
         expected = self._services.misses.expected_all(planned.seen, places)
@@ -120,6 +123,19 @@ class RoutingStage:
         routed = Routed(planned, decision, pool, replica, prompt, there, available, budget, told.get(place))
         self._note(routed, terms)
         return routed
+
+    def _pools(self, allowed: Allowed) -> tuple[Pool, ...]:
+        """The request's pools; where a reload has taken all their replicas since, the model's present ones.
+
+        The prompt was salted for the former ones: those that part tenants in another way are not taken.
+        """
+        pools, fleet, config = allowed.pools, self._services.fleet, self._services.config
+        model = config.models.get(allowed.identified.inbound.model)
+        if model is None or any(fleet.known(pool.name, one.name) for pool in pools for one in pool.replicas):
+            return pools
+        present = tuple(config.pools[name] for name in model.pools)
+        parts, parted = (strictest(pool.cache_isolation for pool in each) for each in (present, pools))
+        return present if parts == parted else pools
 
     def fixed(self, planned: Planned, pool: Pool, replica: Replica, policy: str) -> Routed:
         """A call of the gateway's own, whose place is given."""

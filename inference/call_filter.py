@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _ANY: Final = msgspec.json.Decoder()
 _CALLS: Final = b'"tool_calls"'
-_ENDS: Final = frozenset({"tool_calls", "stop", "function_call"})
+ENDS: Final = frozenset({"tool_calls", "stop", "function_call"})
+"""Finish reasons of an answer that was not cut."""
+
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
 _UNDECODABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -38,11 +40,12 @@ class OwnCall:
 
 @dataclass(slots=True)
 class Spoken:
-    """What an answer said to its client. `thought_as`: the member in which its thinking came."""
+    """What an answer said to its client, and why it ended. `thought_as`: the member its thinking came in."""
 
     text: str = ""
     thought: str = ""
     thought_as: str = _THOUGHTS[0]
+    reason: str | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Names and arguments."""
 
@@ -76,7 +79,7 @@ class CallFilter:
     @property
     def goes_on(self) -> bool:
         """Whether the answer ended in calls of the tool alone, which are to be answered."""
-        return self._answers and bool(self.own) and not self._shown and self.reason in _ENDS
+        return self._answers and bool(self.own) and not self._shown and self.reason in ENDS
 
     def take(self, out: bytes) -> bytes:
         """Whole events on their way to the client; those it is to get."""
@@ -128,7 +131,7 @@ class CallFilter:
             return changed
         if self.goes_on:
             choice["finish_reason"] = None
-        elif reason in _ENDS:
+        elif reason in ENDS:
             choice["finish_reason"] = "stop"
         return True
 
@@ -184,7 +187,7 @@ def take_calls(choice: dict[str, Any], name: str) -> list[OwnCall]:
         if not kept:
             del message["tool_calls"]
             choice["finish_reason"] = (
-                "stop" if choice.get("finish_reason") in _ENDS else choice["finish_reason"]
+                "stop" if choice.get("finish_reason") in ENDS else choice["finish_reason"]
             )
     return own
 
@@ -202,6 +205,7 @@ def spoken_in(events: bytes) -> Spoken:
         except _UNDECODABLE:
             continue
         for choice in choices[:1]:
+            found.reason = choice.get("finish_reason") or found.reason
             _add(found, choice.get("delta") or {}, calls)
     found.calls = [(name, arguments) for _, (name, arguments) in sorted(calls.items())]
     return found

@@ -19,7 +19,10 @@ ASK_HEADER: Final = "endpoint-load-metrics-format"
 """A request that carries it, with the value `json`, is answered with LOAD_HEADER."""
 
 _LONGEST_HEADER: Final = 4096
-_LABELS: Final = rb"(?:\{(?:[^}\"]|\"(?:[^\"\\]|\\.)*\")*\})?"
+_MOST: Final = 10**9
+"""More requests than any engine has."""
+
+_LABELS: Final = rb"(?:\{(?:[^}\"\n]|\"(?:[^\"\\\n]|\\.)*\")*\})?"
 _GAUGES: Final = tuple(
     re.compile(rb"^vllm:" + name + _LABELS + rb"[ \t]+(\S+)", re.MULTILINE)
     for name in (b"num_requests_running", b"num_requests_waiting", b"kv_cache_usage_perc")
@@ -74,8 +77,8 @@ def of_metrics(text: bytes) -> EngineLoad:
         [value for told in one.findall(text) if (value := _number(told)) is not None] for one in _GAUGES
     )
     return EngineLoad(
-        int(sum(running)) if running else None,
-        int(sum(waiting)) if waiting else None,
+        _requests(sum(running)) if running else None,
+        _requests(sum(waiting)) if waiting else None,
         min(max(usage), 1.0) if usage else None,
         kv_tokens(cache_config(text)),
     )
@@ -92,13 +95,14 @@ def of_header(value: str) -> EngineLoad | None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     waiting, usage = (
-        one if isinstance(one, int | float) and math.isfinite(one) else None for one in (waiting, usage)
+        one if isinstance(one, int | float) and -math.inf < one < math.inf else None
+        for one in (waiting, usage)
     )
     if waiting is usage is None:
         return None
     return EngineLoad(
-        waiting=None if waiting is None else max(int(waiting), 0),
-        kv_usage=None if usage is None else min(max(float(usage), 0.0), 1.0),
+        waiting=None if waiting is None else _requests(waiting),
+        kv_usage=None if usage is None else float(min(max(usage, 0.0), 1.0)),
     )
 
 
@@ -116,6 +120,11 @@ def kv_tokens(labels: dict[str, str]) -> int | None:
         return told
     blocks, block = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
     return blocks * block if blocks and block else None
+
+
+def _requests(told: float) -> int:
+    """A number of requests, within what can be."""
+    return int(min(max(told, 0), _MOST))
 
 
 def _whole(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ Hashes are the low 64 bits of the engine's, as it sends them unless it is told t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -90,9 +90,12 @@ class Message(Record, frozen=True):
     batch: bytes | None
 
 
+_Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
 class _StoredMap(msgspec.Struct, frozen=True):
     block_hashes: list[int | bytes]
-    block_size: int
+    block_size: _Tokens
     parent_block_hash: int | bytes | None = None
     medium: str | None = None
     group_idx: int | None = None
@@ -112,7 +115,7 @@ class _StoredArray(msgspec.Struct, frozen=True, array_like=True):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
     token_ids: msgspec.Raw
-    block_size: int
+    block_size: _Tokens
     lora_id: msgspec.Raw = msgspec.Raw(b"\xc0")
     medium: str | None = None
     lora_name: msgspec.Raw = msgspec.Raw(b"\xc0")

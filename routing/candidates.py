@@ -127,7 +127,7 @@ def predict(demand: Demand, states: Sequence[ReplicaState], pools: Mapping[str, 
             if speed is not None:
                 work = state.work
                 slot, ahead = 0.0, state.in_flight if work.running is None else _sequences(state)
-                if speed.slots is not None and ahead >= speed.slots:
+                if work.waiting if speed.slots is None else ahead >= speed.slots:
                     slot = speed.slot_s(output, length, work, ahead)
                 wait = speed.queue_s(work) + slot
                 ttft = speed.ttft_s(length - hit, length, work) + slot

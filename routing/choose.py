@@ -217,7 +217,7 @@ def _charge_leaving(weighed: Sequence[_Weighed], credit_nano: int) -> None:
 def _near(weighed: Sequence[_Weighed], demand: Demand) -> list[_Weighed]:
     """Those that are as good as the first one, the best in front."""
     rank, late, unpriced, aside, burden = weighed[0].order()
-    most = (rank, late, unpriced, aside, burden * NEAR)
+    most = (rank, late, unpriced, aside, max(burden * NEAR, burden))  # margins may bring it below zero
     near = list(takewhile(lambda each: each.order() <= most, weighed))  # they are sorted
     if len(near) == 1:
         return near

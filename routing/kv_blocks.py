@@ -186,7 +186,7 @@ class Blocks:
     def _mend(segment: Segment, before: Node | None) -> None:
         if before is None:
             segment.torn = False
-        else:
+        elif all(step.segment is not segment for step in path(before)):  # a broken stream may tell of a ring
             segment.follow(before)
 
     def _copied(self, node: Node, block: int, tier: str) -> None:

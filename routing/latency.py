@@ -115,7 +115,8 @@ class Predictor:
         self._speed = None
         self.samples += 1
         if first:
-            self._rho.add(self._ttft_error(sample))
+            if (error := self._ttft_error(sample)) is not None:
+                self._rho.add(error)
             self._first.append(sample)
         if between:
             self._itl_rho.add(self._itl_error(sample))
@@ -142,7 +143,8 @@ class Predictor:
             sequence_s=sequence,
             context_s=context,
         )
-        self._rho.replace(self._ttft_error(sample) for sample in self._first)
+        errors = (self._ttft_error(sample) for sample in self._first)
+        self._rho.replace(error for error in errors if error is not None)
         self._itl_rho.replace(self._itl_error(sample) for sample in self._between)
 
     def _ttft_row(self, sample: Sample) -> Row | None:
@@ -165,13 +167,20 @@ class Predictor:
         sequences = max(sample.in_flight, (work.running or 0) + (work.waiting or 0))
         return self._point.slot_s(sample.output, sample.length, work, sequences)
 
-    def _ttft_error(self, sample: Sample) -> float:
-        """What was seen minus what is predicted from what was known at the decision, over its scale."""
+    def _ttft_error(self, sample: Sample) -> float | None:
+        """What was seen minus what is predicted from what was known at the decision, over its scale.
+
+        Above -1, so that a prediction with its margin stays above zero. None where a wait for a slot would be
+        much of it: that is a guess, and mostly a wrong one where the engine has more slots than was said.
+        """
         length = sample.estimated_length or sample.length
         new = sample.new if sample.estimated_new is None else max(min(sample.estimated_new, length), 1)
         point = self._point
         expected = point.ttft_s(new, length, sample.work)  # without a margin
-        seen = (sample.ttft_s or 0.0) - self._slot_s(sample)
+        slot = self._slot_s(sample)
+        if slot > expected / 2:
+            return None
+        seen = max((sample.ttft_s or 0.0) - slot, 0.0)
         return (seen - expected) / (expected + point.base_s + SCALE_S)
 
     def _itl_error(self, sample: Sample) -> float:

@@ -172,7 +172,7 @@ class PlaceMemory:
 
     # ---- learning ------------------------------------------------------------------------------------
 
-    def read(  # noqa: PLR0913 - as the index's `learn`
+    def read(
         self,
         chain: Sequence[bytes],
         sizes: Sequence[int],
@@ -245,7 +245,7 @@ class PlaceMemory:
 
     def _points(self, chain: Sequence[bytes]) -> list[Point | None]:
         points = [*map(self.young.get, chain)]
-        if None in points and self.old:
+        if self.old and None in points:
             old = self.old
             points = [point or old.get(link) for link, point in zip(chain, points, strict=True)]
         return points

@@ -147,15 +147,24 @@ class Speed(Record, frozen=True):
         return self.linear_s * work.prefill_tokens + self.attention_s * work.prefill_pairs
 
     def slot_s(self, output: int, length: int, work: Work, in_flight: int) -> float:
-        """Seconds until one of `slots` is free, with so many in flight and answers of `output` tokens."""
-        if self.slots is None or in_flight < self.slots:
+        """Seconds until one of `slots` is free, with so many in flight and answers of `output` tokens.
+
+        Where their number is not known: an engine with requests that wait has no more than those that run.
+        One that runs more than was said has as many.
+        """
+        slots, running = self.slots, work.running or 0
+        if slots is None and work.waiting:
+            slots = max(running, 1)
+        elif slots is not None and running > slots:
+            slots = running
+        if slots is None or in_flight < slots:
             return 0.0
-        return (in_flight + 1 - self.slots) / self.slots * output * self.itl_s(length, work)
+        return (in_flight + 1 - slots) / slots * output * self.itl_s(length, work)
 
     def ttft_s(self, new: int, length: int, work: Work) -> float:
-        """Seconds to the first token of a prompt of `length` with `new` uncached tokens."""
+        """Seconds to the first token of a prompt of `length` with `new` uncached tokens; not below zero."""
         expected_s = self.queue_s(work) + self.base_s + self.prefill_s(new, length)
-        return expected_s + self.rho_share * expected_s + self.rho_s
+        return max(expected_s + self.rho_share * expected_s + self.rho_s, 0.0)
 
     def itl_s(self, length: int, work: Work) -> float:
         """Seconds between two tokens of a sequence of `length` beside those that decode now."""

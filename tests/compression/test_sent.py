@@ -211,3 +211,45 @@ def test_messages_of_any_bytes_have_an_outline(message: bytes) -> None:
 def test_tools_that_are_no_array_are_one_element() -> None:
     assert sent([ASK], tools={"a": 1}).outline.tools == 1
     assert sent([ASK], tools=None).outline.tools == 0
+
+
+def parts(messages: list[dict[str, Any]], at: int, **members: Any) -> tuple[bytes, ...]:
+    body = wire.parse(json.dumps({"model": "m", "messages": messages, **members}).encode())
+    raws = body.items("messages")
+    return DIGESTER.chunks(DIGESTER.chat(body, raws), raws, at)
+
+
+def system(tail: str) -> dict[str, Any]:
+    return {"role": "system", "content": "x" * 3000 + tail * 1500}
+
+
+def test_routing_b13_long_heads_share_whole_chunks_as_far_as_their_bytes_agree() -> None:
+    one, two = parts([system("a"), ASK], 1), parts([system("b"), MORE], 1)
+    assert len(one) == len(two) == 4  # 4.5 KB
+    assert (one[:2], one[2] != two[2], one[3] != two[3]) == (two[:2], True, True)
+    assert parts([system("a"), ASK], 1, model="n")[0] != one[0]
+
+
+def test_routing_d3_system_texts_share_chunks_only_beside_the_same_tools() -> None:
+    one, two = parts([system("a"), ASK], 1, tools=TOOLS), parts([system("b"), ASK], 1, tools=TOOLS)
+    assert one[:2] == two[:2]
+    assert not set(one) & set(parts([system("a"), ASK], 1, tools=TOOLS[:2]))
+    assert not set(one) & set(parts([system("a"), ASK], 1))
+    assert parts([ASK], 1, tools=TOOLS) == ()
+
+
+def test_a_long_first_message_has_chunks_behind_an_equal_head() -> None:
+    def ask(tail: str) -> dict[str, Any]:
+        return {"role": "user", "content": "y" * 2500 + tail * 600}
+
+    one, two = parts([SYSTEM, ask("a")], 2, tools=TOOLS), parts([SYSTEM, ask("b")], 2, tools=TOOLS)
+    assert (len(one), one[:2], one[2] != two[2]) == (3, two[:2], True)
+    assert not set(one) & set(parts([SYSTEM | {"content": "else"}, ask("a")], 2, tools=TOOLS))
+    late = {"role": "developer", "content": "Be kind."}  # brings the system messages to the front
+    moved = parts([ask("a"), SYSTEM, late], 2)
+    assert moved == parts([SYSTEM, late, ask("a")], 2)
+
+
+def test_the_bytes_of_each_link_are_told_alone() -> None:
+    for found in (sent([SYSTEM, ASK, ANSWER], tools=TOOLS), sent([ASK, ANSWER]), sent([SYSTEM, ASK])):
+        assert [found.size_of(at) for at in range(len(found.chain))] == list(found.sizes)

@@ -62,11 +62,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running server. `url` is its root, without a path and without a trailing slash."""
+    """A running server. `url` is its root, without a path and without a trailing slash.
+
+    `group`: the process group of the server and its workers, 0 where nobody asks.
+    """
 
     name: str
     url: str
     log: Path
+    group: int = 0
 
     def metric(self, name: str) -> float:
         """The sum over all label sets of the sample called exactly `name`; KeyError where absent."""
@@ -94,12 +98,16 @@ def sample(text: str, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How to start one engine: its name, extra flags (the last of two wins), its core by index."""
+    """How to start one engine: its name, extra flags (the last of two wins), its core by index.
+
+    `port`: 0 for one that is free.
+    """
 
     name: str
     flags: Sequence[str] = WINDOW
     core: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    port: int = 0
 
 
 class EngineError(RuntimeError):
@@ -136,10 +144,9 @@ def running(python: Path, folder: Path, *specs: Spec) -> Iterator[tuple[Engine, 
 
 @contextmanager
 def _process(python: Path, folder: Path, spec: Spec) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
-    port = free_port()
-    engine = Engine(spec.name, f"http://127.0.0.1:{port}", folder / f"{spec.name}.log")
+    port, log_file = spec.port or free_port(), folder / f"{spec.name}.log"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *FLAGS, "--port", str(port)]
-    with engine.log.open("wb") as log:
+    with log_file.open("wb") as log:
         process = subprocess.Popen(
             [*command, *spec.flags],
             cwd=folder,
@@ -150,7 +157,7 @@ def _process(python: Path, folder: Path, spec: Spec) -> Iterator[tuple[Engine, s
             start_new_session=True,  # its workers share the group, so that stopping reaches them all
         )
     try:
-        yield engine, process
+        yield Engine(spec.name, f"http://127.0.0.1:{port}", log_file, process.pid), process
     finally:
         _stop(process)
 

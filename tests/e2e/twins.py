@@ -1,19 +1,22 @@
-"""`ctxgate twin` processes that a test kills, stops and starts again at the same address."""
+"""Replicas that a test kills, stops and starts again at the same address: twins, and real engines."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.demo_servers import ctxgate_command
-from e2e.engine import Engine, free_port
+from e2e.engine import WINDOW, Engine, Spec, free_port, running
 from e2e.gateway_process import until
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -73,6 +76,58 @@ class Twin:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+class Real:
+    """One real engine, as `Twin`."""
+
+    def __init__(self, name: str, python: Path, folder: Path, core: int, *, events: bool = False) -> None:
+        self.name = name
+        self.port = free_port()
+        self.events = {"endpoint": f"tcp://127.0.0.1:{free_port()}"} if events else {}
+        self._python = python
+        self._folder = folder
+        self._core = core
+        self._running = ExitStack()
+        self._engine: Engine | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def start(self) -> None:
+        """Start it and wait until it is healthy."""
+        flags = list(WINDOW)
+        if self.events:
+            where = self.events["endpoint"].replace("127.0.0.1", "*")
+            publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": where}
+            flags += ["--kv-events-config", json.dumps(publish)]
+        spec = Spec(self.name, flags, core=self._core, port=self.port)
+        (self._engine,) = self._running.enter_context(running(self._python, self._folder, spec))
+
+    def kill(self) -> None:
+        """kill -9, its workers too; it is gone afterwards."""
+        if self._engine is not None:
+            with suppress(ProcessLookupError):  # it was killed before
+                os.killpg(self._engine.group, signal.SIGKILL)
+            self._engine = None
+        self._running.close()
+
+
+@contextmanager
+def real(python: Path, folder: Path, count: int) -> Iterator[list[Real]]:
+    """So many running engines; the first one publishes its cache events. All are gone at the end."""
+    engines = [Real(f"real-{at}", python, folder, at, events=at == 0) for at in range(count)]
+    with ExitStack() as stack, ThreadPoolExecutor(count) as pool:
+        for engine in engines:
+            stack.callback(engine.kill)
+        list(pool.map(Real.start, engines))
+        yield engines
 
 
 @contextmanager

@@ -38,9 +38,9 @@ def test_a_mode_may_stand_alone_or_in_a_section() -> None:
 def test_every_field_is_read() -> None:
     found = context(
         "{compaction: window, summarizer: extractive, tail_tokens: 1, summary_tokens: 200, tool_results: on, "
-        "tool_result_bytes: 2048, recall: off, recall_tokens: 100, sticky_tools: [todo]}"
+        "tool_result_bytes: 2048, recall: off, recall_tokens: 100, sticky_tools: [todo], recall_tool: on}"
     )
-    assert found == Context("window", "extractive", 1, 200, True, 2048, False, 100, frozenset({"todo"}))
+    assert found == Context("window", "extractive", 1, 200, True, 2048, False, 100, frozenset({"todo"}), True)
 
 
 @pytest.mark.parametrize(

@@ -326,3 +326,30 @@ def test_what_is_wrong_is_said_with_its_cure(
     assert len(found) == len(words)
     for problem, part in zip(found, words, strict=True):
         assert part in problem
+
+
+@pytest.mark.parametrize(
+    ("plain", "tools", "kept"),
+    [
+        (Extension.YES, Extension.YES, 100),
+        (Extension.YES, Extension.UNKNOWN, 100),
+        (Extension.BUT_ANSWER, Extension.UNKNOWN, 0),
+        (Extension.YES, Extension.NO, 0),
+        (Extension.UNKNOWN, Extension.UNKNOWN, 100),
+    ],
+)
+async def test_how_a_template_prints_answers_is_what_the_prefix_index_expects(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, plain: Extension, tools: Extension, kept: int
+) -> None:
+    findings = Findings(facts=TemplateFacts(plain=Turns(plain), tools=Turns(tools)))
+    found = pool_probe.Examined(MODEL, MODEL, None, 16, aborts=False, findings=findings)
+
+    async def run(*_: object, aborts: bool) -> pool_probe.Examined:
+        return found
+
+    monkeypatch.setattr(pool_probe._Examination, "run", run)
+    services = gateway.services
+    (record,) = services.fleet.records()
+    assert found in await pool_probe.examine(services, record)
+    memory = services.misses.index._places[record.pool.name, record.replica.name]
+    assert memory.kept_of(100) == kept

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,6 +86,18 @@ def test_a_server_starts_serves_and_ends_with_its_workers(state: State, port: in
     assert began(record.pid) is None
     assert began(worker) is None
     assert state.records() == []
+
+
+def test_of_two_that_start_the_same_server_one_finds_that_it_runs(state: State, port: int) -> None:
+    both: list[str] = []
+    one = server(port)
+    with ThreadPoolExecutor(2) as pool:
+        started = list(pool.map(lambda _: up([one], state, both.append, 60), range(2)))
+    assert sorted(map(len, started)) == [0, 1]
+    assert both.count("fast/fast-0 runs already") == 1
+    (record,) = state.records()
+    assert down(state, None, both.append) == 1
+    assert began(record.pid) is None
 
 
 def test_a_number_that_belongs_to_another_process_by_now_is_left_alone(state: State) -> None:

@@ -7,8 +7,9 @@ import json
 import signal
 import urllib.error
 import urllib.request
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from ctxgate.gateway.config import Limits, Listen
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.per_replica import for_each
 from ctxgate.gateway.reload import take_over
+from ctxgate.routing.health import THRESHOLD
 from support.gateway import ALPHA, HELLO, STREAM, bearer, until
 from support.serving import configuration, serving
 from support.upstream import by_hand
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ctxgate.gateway.config import Config, Replica
+    from ctxgate.gateway.context_turn import Shaped
     from ctxgate.gateway.fleet import ReplicaRecord
     from support.client import Wire
     from support.gateway import Gateway
@@ -222,3 +225,89 @@ async def test_a_hangup_reads_the_file_again_and_a_mistake_changes_nothing(
         assert await asyncio.to_thread(status) == 401
         served.process.send_signal(signal.SIGTERM)
         assert await served.ended() == 0
+
+
+def reloading(gateway: Gateway, *configs: Config) -> None:
+    """Take these configurations over while the next request is planned."""
+    shape, left = gateway.services.context.shape, list(configs)
+
+    async def meanwhile(*args: Any, **options: Any) -> Shaped:
+        while left:
+            take_over(gateway.application, left.pop(0))
+        return await shape(*args, **options)
+
+    gateway.services.context.shape = meanwhile  # type: ignore[method-assign]
+
+
+async def test_a_request_whose_only_replica_goes_while_it_is_planned_goes_to_the_new_one(
+    start_gateway: Start, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    gateway = await start_gateway(upstream)
+    (old,) = gateway.application.config.pools["standard"].replicas
+    names = ["new", "newer", "newest"]
+    configs = [
+        with_replicas(gateway.application.config, replace(old, name=name, url=other_upstream.url))
+        for name in names
+    ]
+    reloading(gateway, configs[0])
+    answer = await gateway.post(HELLO, headers=[bearer(), ("x-ctxgate-ttft-ms", "60000")])
+    assert (answer.status, answer.header("x-ctxgate-replica")) == (200, "new")
+    reloading(gateway, *configs[1:])
+    answer = await gateway.post(HELLO)
+    assert (answer.status, answer.header("x-ctxgate-replica")) == (200, "newest")
+
+
+async def test_a_request_all_of_whose_replicas_go_while_it_is_planned_goes_to_a_new_one(
+    start_gateway: Start, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    gateway = await start_gateway(upstream, other_upstream)
+    config = gateway.application.config
+    first, second = config.pools["standard"].replicas
+    reloading(gateway, with_replicas(config, replace(first, name="x"), replace(second, name="y")))
+    assert await place_of(gateway) in ("x", "y")
+
+
+async def test_what_breaks_at_a_replicas_old_address_is_not_held_against_the_new_one(
+    start_gateway: Start, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    gateway = await start_gateway(upstream)
+    (old,) = gateway.application.config.pools["standard"].replicas
+    async with AsyncExitStack() as stack:
+        exchanges: list[Exchange] = []
+        for number in range(THRESHOLD):
+            wire = await stack.enter_async_context(gateway.wire())
+            upstream.play(by_hand)
+            messages = [{"role": "user", "content": f"hello {number}"}]
+            wire.request(body=STREAM | {"messages": messages}, headers=[bearer()])
+            exchanges.append(await upstream.next_call())
+            exchanges[-1].head()
+            exchanges[-1].text("some text")
+            await wire.head()
+            await wire.chunk()
+        moved = with_replicas(gateway.application.config, replace(old, url=other_upstream.url))
+        take_over(gateway.application, moved)
+        for exchange in exchanges:
+            exchange.reset()
+        await gateway.quiet()
+    (record,) = gateway.services.fleet.records()
+    assert record.replica.url == other_upstream.url
+    assert record.health.failures == 0
+
+
+async def test_a_call_gives_way_also_where_another_replica_is_gone(
+    start_gateway: Start, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    gateway = await start_gateway(upstream, other_upstream)
+    replicas = {one.url: one for one in gateway.application.config.pools["standard"].replicas}
+    home = await place_of(gateway)
+    busy = next(one for one in (upstream, other_upstream) if replicas[one.url].name == home)
+    busy.play(by_hand)
+    async with gateway.wire() as wire:
+        wire.request(body=HELLO, headers=[bearer()])
+        exchange = await busy.next_call()
+        for _ in range(2):  # what was gone by the first one is forgotten by the second
+            take_over(gateway.application, with_replicas(gateway.application.config, replicas[busy.url]))
+        (attempt,) = gateway.services.attempts
+        attempt.give_way(gateway.services.fleet.record("standard", home))  # there is no other: it stays
+        exchange.answer()
+        assert (await wire.head()).status == 200

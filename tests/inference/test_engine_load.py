@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ctxgate.inference.engine_load import EngineLoad, cache_config, kv_tokens, of_header, of_metrics
+from ctxgate.inference.engine_load import (
+    EngineLoad,
+    Life,
+    cache_config,
+    kv_tokens,
+    life,
+    of_header,
+    of_metrics,
+)
 
 # As vLLM 0.32 prints them.
 TEXT = rb"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -87,3 +95,46 @@ def test_a_header_of_another_shape_tells_nothing(value: str) -> None:
 def test_later_figures_count_and_absent_ones_stay() -> None:
     before = EngineLoad(3, 1, 0.5, 9600)
     assert before.updated(EngineLoad(waiting=0, kv_usage=0.1)) == EngineLoad(3, 0, 0.1, 9600)
+
+
+LIVES = b"""process_start_time_seconds 1.75e+09
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_queries_total{engine="1"} 20.0
+vllm:external_prefix_cache_queries_total{engine="0"} 7.0
+"""
+
+
+def test_the_life_of_an_engine_is_when_it_began_and_what_it_has_looked_up() -> None:
+    assert life(LIVES) == Life(1.75e9, 120.0)
+    assert life(b"") == Life()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "another"),
+    [
+        (Life(5.0, 100.0), Life(5.0, 100.0), False),
+        (Life(5.0, 100.0), Life(5.0, 101.0), False),
+        (Life(5.0, 100.0), Life(6.0, 900.0), True),
+        (Life(None, 100.0), Life(None, 99.0), True),
+        (Life(None, 100.0), Life(6.0, None), False),
+        (Life(), Life(5.0, 0.0), False),
+        (Life(5.0, 100.0), Life(), False),
+    ],
+)
+def test_a_restart_shows_in_a_new_beginning_or_a_counter_that_falls(
+    before: Life, after: Life, another: bool
+) -> None:
+    assert after.follows(before) is another
+
+
+def test_figures_that_no_engine_has_are_bounded() -> None:
+    text = b'vllm:num_requests_running{e="0"} 1e308\nvllm:num_requests_running{e="1"} 1e308\n'
+    assert of_metrics(text) == EngineLoad(running=10**9)
+    many = 10**400
+    told = f'{{"named_metrics": {{"num_requests_waiting": {many}, "kv_cache_usage_perc": {many}}}}}'
+    assert of_header(f"JSON {told}") == EngineLoad(waiting=10**9, kv_usage=1.0)
+
+
+def test_labels_end_with_their_line() -> None:
+    text = b"vllm:num_requests_running{a\n" * 100_000  # each read to the end: hours
+    assert of_metrics(text + b'vllm:num_requests_running{e="0"} 2\n') == EngineLoad(running=2)

@@ -95,6 +95,8 @@ def test_routing_c1_unknown_fields_are_passed_over_and_unknown_types_are_counted
         batch({"type": "BlockStored", "block_hashes": "text", "block_size": 2}),
         batch({"type": "BlockRemoved"}),
         batch(["BlockStored", [1]]),
+        batch({"type": "BlockStored", "block_hashes": [1], "block_size": 0}),
+        batch({"type": "BlockStored", "block_hashes": [1], "block_size": -16}),
         batch(17),
     ],
 )

@@ -235,6 +235,42 @@ def test_a_wait_for_a_slot_counts() -> None:
     assert late.fits is False
 
 
+def test_an_engine_that_runs_more_than_its_slots_has_as_many() -> None:
+    """40 run where 8 slots were said: one more waits for one in 40 answers of 100 tokens to end."""
+    speed = replace(STANDARD_SPEED, slots=8)
+    work = Work(running=40, waiting=0)
+    assert speed.slot_s(100, 1000, work, 39) == 0.0
+    assert speed.slot_s(100, 1000, work, 40) == pytest.approx(100 / 40 * speed.itl_s(1000, work))
+    assert speed.slot_s(100, 1000, Work(), 8) == pytest.approx(100 / 8 * speed.itl_s(1000, Work()))
+
+
+def test_where_slots_are_not_known_an_engine_with_requests_that_wait_is_full() -> None:
+    """Ten run and ninety wait: of the 100 answers ahead some ten must end, each 200 steps of 18 ms."""
+    terms = {"standard": replace(STANDARD, speed=replace(STANDARD_SPEED, slots=None))}
+    full = Work(decoding=100, running=10, waiting=90)
+    snapshot = [replica("warm", hit=1_900, in_flight=100, work=full), replica("idle", work=Work(running=0))]
+    demand = ask(budget=LatencyBudget(prefer="standard"), fresh=True)
+    assert chosen(demand, snapshot, terms) == "idle"
+    decision = choose(demand, snapshot, terms)
+    assert decision is not None
+    (warm,) = (one for one in decision.candidates if one.replica == "warm")
+    assert warm.ttft_s is not None
+    assert warm.ttft_s > 9.1 * 200 * 18e-3
+    busy = replace(snapshot[0], work=replace(full, waiting=0))
+    assert chosen(demand, [busy, snapshot[1]], terms) == "warm"
+
+
+def test_a_margin_below_zero_leaves_the_choice_as_it_is() -> None:
+    """Times were much shorter than predicted: nothing is predicted to be there before it was asked for."""
+    hasty = replace(STANDARD_SPEED, rho_s=-16.0, rho_share=-800.0, itl_rho_s=-1.0)
+    snapshot = [replica("a"), replica("b")]
+    for terms in (replace(STANDARD, speed=hasty), replace(STANDARD, speed=hasty, rates=None)):
+        for budget in (LatencyBudget(), INTERACTIVE, LatencyBudget(prefer="fast")):
+            decision = choose(ask(budget=budget), snapshot, {"standard": terms})
+            assert decision is not None
+            assert all(one.ttft_s == 0.0 for one in decision.candidates)
+
+
 def test_where_a_conversation_begins_it_leaves_nothing_and_takes_no_risk() -> None:
     # 4,000 of 5,000 tokens belong to a head that others share; 20,000 waiting tokens take 1.6 of 3 s.
     fleet = [replica("a", 4_000, **queued(20_000)), replica("b")]

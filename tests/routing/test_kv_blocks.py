@@ -120,3 +120,12 @@ def test_what_lies_behind_dropped_blocks_is_torn() -> None:
     tree.remove(range(1, 251), GPU)
     stored(tree, 5001, 200)
     assert run(end) is None
+
+
+def test_a_stream_that_tells_of_a_ring_of_blocks_holds_nobody() -> None:
+    tree = Blocks(GPU)
+    tree.store([10, 11], 99, GPU)
+    found = tree.store([10], 11, GPU)  # 10 follows 11, which follows 10
+    assert found is not None
+    assert depth(found.last) is None
+    assert len(tree) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ctxgate.inference.twin_profile import PROFILES
 from ctxgate.routing.latency import ENOUGH, WINDOW, Predictor, Sample, default_speed
@@ -155,6 +156,33 @@ def test_without_the_engines_word_the_queue_is_what_was_known_to_wait() -> None:
     assert speed.base_s + speed.prefill_s(500, 16_000) == pytest.approx(
         BASE_S + true.prefill(500, 16_000), rel=0.05
     )
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_a_wait_for_slots_that_the_engine_has_does_not_make_others_early(slots: int) -> None:
+    """Eight in flight, and each answer begins after 0.2 s: nobody has waited 10 s (8 * 500 * 20 ms / 8)."""
+    predictor = Predictor(replace(default_speed("standard"), slots=slots))
+    busy = Work(decoding=8, context_tokens=8000)
+    for _ in range(WINDOW):
+        predictor.observe(Sample(1000, 1000, 0.2, output=500, itl_s=0.02, work=busy, in_flight=8))
+    speed = predictor.speed()
+    assert speed is not None
+    assert speed.rho_share > -1
+    assert speed.rho_share == 0.5  # as at the start: nothing was learned of it
+    assert speed.ttft_s(1000, 1000, IDLE) >= default_speed("standard").prefill_s(1000, 1000)
+
+
+def test_answers_before_any_slot_was_to_be_free_leave_what_is_predicted_at_zero() -> None:
+    """8,000 tokens were thought to be new (0.666 s by the profile), 100 were, and 0.1 s of waiting
+    (1/100 * 500 * 20 ms) did not come: all of the 0.666 s, and no more than that, may be left out."""
+    predictor = Predictor(replace(default_speed("standard"), slots=100))
+    told = {"output": 500, "itl_s": 0.02, "work": Work(decoding=99), "in_flight": 100}
+    for _ in range(WINDOW):
+        predictor.observe(Sample(100, 8000, 0.05, **told, estimated_new=8000, estimated_length=8000))  # type: ignore[arg-type]
+    speed = predictor.speed()
+    assert speed is not None
+    assert speed.rho_share == pytest.approx(-0.6656 / (0.6656 + 0.02))
+    assert speed.ttft_s(8000, 8000, IDLE) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_margin_covers_what_was_estimated_wrong_too() -> None:

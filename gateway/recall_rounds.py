@@ -1,0 +1,229 @@
+"""An answer that goes on after the model has looked something up.
+
+    attempt ──> its end, or calls of `context_recall` alone ──> results ──> the prompt, the calls and the
+       ^                                                                      results, as a further attempt
+       └──────────────────────────────────────────────────────────────────────────────┘
+
+The attempts that follow go to the same replica, which has the prompt in its cache, or to another one where
+that fails before it says a word. Each is opened and settled like any other. Where an engine refuses to go
+on, the request goes out once more as if there were no such tool.
+
+Calls beside those of other tools cannot be answered at once, for the client has to answer the others first:
+their results are put into the client's next requests. So are the calls that were answered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ctxgate.compression import plan as planning
+from ctxgate.compression.recall_tool import (
+    HiddenRounds,
+    call_json,
+    call_message,
+    identity_of,
+    result_message,
+)
+from ctxgate.compression.validity import Invalid, check_put_back
+from ctxgate.gateway.attempt import Attempt
+from ctxgate.gateway.context_terms import asked_output
+from ctxgate.gateway.context_tool import without_tool
+from ctxgate.gateway.edge import JSON
+from ctxgate.gateway.errors import Kind, Refused, body_of
+from ctxgate.gateway.flow import Planned
+from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.merged_reply import MergedReply
+from ctxgate.gateway.recall_answers import RecallAnswers
+from ctxgate.inference import wire
+from ctxgate.inference.call_filter import ENDS
+from ctxgate.inference.expand import expanded
+
+if TYPE_CHECKING:
+    from ctxgate.gateway.context_turn import Turn
+    from ctxgate.gateway.edge import Reply
+    from ctxgate.gateway.flow import Answered, Routed
+    from ctxgate.gateway.pipeline import Pipeline
+    from ctxgate.inference.wire import Body
+
+PURPOSE: Final = "recall"
+MOST_ROUNDS: Final = 3
+"""Rounds of one answer in which calls are answered. In one more they are told that there were too many; after
+that the tool's calls are left out, and the answer is over."""
+
+MOST_CALLS: Final = 4
+"""Calls of one round that are answered."""
+
+_LOST: Final = Refused(Kind.UPSTREAM_UNREACHABLE, "No model server could go on with the answer.")
+
+
+def rounds_of(pipeline: Pipeline, planned: Planned, reply: Reply) -> RecallRounds | None:
+    """What takes a request's answer on; None where its model has not got the tool."""
+    turn = planned.turn
+    return None if turn is None or not turn.offered else RecallRounds(pipeline, planned, turn, reply)
+
+
+class RecallRounds:
+    """The rounds of one request's answer. `reply` is what its first attempt answers."""
+
+    def __init__(self, pipeline: Pipeline, planned: Planned, turn: Turn, reply: Reply) -> None:
+        self._pipeline = pipeline
+        self._services = pipeline.services
+        self._planned = planned
+        self._turn = turn
+        self._answers = RecallAnswers(pipeline.services, turn)
+        self._body = turn.body
+        self._before: list[bytes] = []
+        self._said = ""
+        self._thought = ""
+        self._rounds = 0
+        self._used = 0  # output tokens
+        self.reply = MergedReply(reply, self._ends)
+
+    async def go_on(self, answered: Answered, routed: Routed, number: int) -> None:
+        """Take the answer on to its end, after an attempt that was the request's `number`-th."""
+        try:
+            while self.reply.goes_on and not self.reply.ended and not self.reply.gone:
+                if answered.outcome is not Outcome.COMPLETED:
+                    await self.reply.finish()
+                    return
+                self._used += answered.usage.output.value or 0
+                body = await self._round()
+                answered, number = await self._attempts(body, routed, number)
+        finally:
+            self.reply.release()
+
+    async def _round(self) -> Body | None:
+        """Answer the calls of the last attempt; the prompt to go on with, None where it cannot be."""
+        reply, spoken = self.reply, self.reply.spoken
+        self._rounds += 1
+        calls = [(call.id, call_json(call.id, call.arguments)) for call in reply.own]
+        message = call_message(spoken.text, (spoken.thought_as, spoken.thought), [raw for _, raw in calls])
+        results = [
+            result_message(call.id, text) for call, text in zip(reply.own, await self._results(), strict=True)
+        ]
+        self._said += spoken.text
+        self._thought += spoken.thought
+        self._before += [message, *results]
+        items = self._body.items("messages")
+        last = len(items) - 1
+        body = expanded(self._body, {last: [bytes(items[last]), message, *results]})
+        if body is None:
+            return None
+        views, tenant = self._services.layout.memory.views, self._turn.tenant
+        try:
+            before, after = views.messages(tenant, items), views.messages(tenant, body.items("messages"))
+            check_put_back(before, after, {last: (0, 1 + len(results))})
+        except Invalid:
+            return None
+        self._body = body
+        return body
+
+    async def _results(self) -> list[str]:
+        """The texts of the results of the last attempt's calls."""
+        answers = self._answers
+        found: list[str] = []
+        for place, call in enumerate(self.reply.own):
+            late = self._rounds > MOST_ROUNDS or place >= MOST_CALLS
+            found.append(answers.refuse() if late else await answers.answer(call.arguments))
+        return found
+
+    async def _attempts(self, body: Body | None, routed: Routed, number: int) -> tuple[Answered, int]:
+        """Go on with a prompt, at another replica if need be. Ends the answer where no attempt succeeds."""
+        services, reply = self._services, self.reply
+        planned = self._plain() if body is None else self._plan(body, output_used=self._used)
+        place = services.routing.fixed(planned, routed.pool, routed.replica, PURPOSE)
+        tried = {(routed.pool.name, routed.replica.name)}
+        most = number + services.config.limits.max_attempts
+        while True:
+            number += 1
+            reply.begin(answers=self._rounds <= MOST_ROUNDS)
+            answered = await self._attempt(place, number)
+            if reply.gone or reply.ended:
+                return answered, number
+            if reply.refused is not None and body is not None:  # once more, as if there were no such tool
+                services.telemetry.recall_tool.labels("failed").inc()
+                body, planned = None, self._plain()
+                place = services.routing.fixed(planned, routed.pool, routed.replica, PURPOSE)
+                continue
+            if answered.retriable and number < most:
+                other = self._pipeline.route(planned, tried)
+                if other is not None:
+                    place = other
+                    tried.add((place.pool.name, place.replica.name))
+                    continue
+            if answered.retriable and reply.refused is None:
+                reply.refused = _LOST.status, [JSON], body_of(_LOST)
+            if reply.refused is not None:
+                await reply.told()
+            return answered, number
+
+    async def _attempt(self, routed: Routed, number: int) -> Answered:
+        held = self._pipeline.hold(routed, number)
+        row = msgspec.structs.replace(held.attempt, purpose=PURPOSE)
+        attempt = Attempt(self._services, msgspec.structs.replace(held, attempt=row), self.reply)
+        try:
+            return await attempt.run()
+        except Refused as refused:
+            if not self.reply.started:
+                raise
+            self.reply.refused = refused.status, [JSON], body_of(refused)
+            await self.reply.told()
+            raise
+
+    def _plan(self, body: Body, *, output_used: int) -> Planned:
+        """A further attempt's prompt, past every stage that decides something."""
+        before, allowed = self._planned, self._planned.allowed
+        inbound = allowed.identified.inbound
+        salt = self._pipeline.cache_salt(allowed)
+        if (options := _options(body, output_used)) != {}:
+            body = wire.parse(b"".join(wire.with_members(body, options)))
+        plan = planning.plan(
+            body,
+            stream=inbound.stream,
+            served_model=allowed.model.served_name,
+            continuous_usage=any(pool.continuous_usage for pool in allowed.pools),
+            cache_salt=salt,
+        )
+        seen = self._services.misses.look(allowed.identified, body, salt)
+        return Planned(allowed, plan, before.level, seen, origin=self._turn)
+
+    def _plain(self) -> Planned:
+        """The request as it would be without the tool."""
+        self._before, self._said, self._thought = [], "", ""
+        return self._plan(wire.parse(without_tool(self._turn.body)), output_used=0)
+
+    async def _ends(self) -> None:
+        """Keep what was hidden, before the client has the whole answer."""
+        reply = self.reply
+        if not (self._before or reply.own):
+            return
+        own = reply.own if reply.reason in ENDS else []
+        beside = own if reply.spoken.calls else []
+        calls: list[tuple[int, bytes]] = []
+        after: list[bytes] = []
+        if beside:
+            self._rounds += 1
+            texts = await self._results()
+            for call, text in zip(beside, texts, strict=True):
+                calls.append((call.place, call_json(call.id, call.arguments)))
+                after.append(result_message(call.id, text))
+        if reply.reason is None or not (self._before or calls):
+            return
+        rounds = HiddenRounds(tuple(self._before), self._said, self._thought, tuple(calls), tuple(after))
+        identity = identity_of(self._said + reply.spoken.text, reply.spoken.calls)
+        await self._services.context.tool.keep(self._turn, identity, rounds)
+
+
+def _options(body: Body, output_used: int) -> dict[str, bytes]:
+    """What is left of the output that was asked for; and a tool that had to be called has been."""
+    options: dict[str, bytes] = {}
+    asked = asked_output(body)
+    if asked is not None and output_used:
+        for name in ("max_completion_tokens", "max_tokens"):
+            if body.has(name):
+                options[name] = b"%d" % max(asked - output_used, 1)
+    if output_used and body.kind("tool_choice") == "{":
+        options["tool_choice"] = b'"none"'
+    return options
