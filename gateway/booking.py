@@ -115,18 +115,21 @@ class Booking:
             beside.fixed,
         )
         self._settled = self._services.ledger.settle(row)
-        # Only where no connection was made can nothing at all have been used.
-        sign = sign_of(outcome, status, self.engine_error, connected=usage != NOTHING_USED)
-        root = self._held.routed.planned.allowed.identified.root
-        if self._services.fleet.known(self._row.pool, self._row.replica) is self._record:
-            # Else it is gone, or its name is another server's by now, which has no part in this.
-            self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
+        self._judge(outcome, status, connected=usage != NOTHING_USED)
         settled = Settled(answered, charge, miss)
         self._services.telemetry.settled(settled, total_us)
         self._services.routing.settled(settled, total_us)
         self._services.speeds.learned(answered, total_us, self.metrics, *self._load)
         self._learn(usage)
         return answered
+
+    def _judge(self, outcome: Outcome, status: int | None, *, connected: bool) -> None:
+        """What the end says of its replica. Only where no connection was made can nothing have been used."""
+        fleet, row = self._services.fleet, self._row
+        if fleet.known(row.pool, row.replica) is self._record:
+            # Else it is gone, or its name is another server's by now, which has no part in this.
+            sign = sign_of(outcome, status, self.engine_error, connected=connected)
+            fleet.ended(row.pool, row.replica, sign, self._held.routed.planned.allowed.identified.root)
 
     @property
     def miss(self) -> Miss | None:

@@ -68,7 +68,8 @@ RECALL_TOOL: Final = Field(
     choice("off", "on"),
     "Let the model look up what left the prompt by the tool `context_recall`. The gateway answers it, the "
     "client never sees it. Conversations that begin while it is on, with tools of the client's, keep it to "
-    "their end. A result has `recall_tokens` at most; each search is a further call, booked to the task.",
+    "their end, where `compaction` is not `off`. A result has `recall_tokens` at most. Each search is one "
+    "more call, booked to the task; the usage that the client is told is that of all calls for its answer.",
     "off",
 )
 STICKY_TOOLS: Final = Field(

@@ -5,7 +5,8 @@
     down  end what the records name: where the process under a number did not begin when it should have, the
           number belongs to another one by now, which is left alone
 
-The records lie in a folder that is theirs, so a second `up` finds what runs already.
+The records lie in a folder that is theirs, so a second `up` finds what runs already. One call at a time: the
+record of a server that another call is starting is not there yet.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MAX_ANSWER: Final = 2**20
 
 
 class ServersFailed(Exception):
-    """A server did not come up; the message says why, with the end of its log."""
+    """Servers were not started or ended; the message says why, with the end of a log where that helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,15 @@ class State:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until no other process is in here: of two that start the same server one would be lost."""
+        """Keep other calls off the folder while the block runs. Raises `ServersFailed` where one runs.
+
+        The system lets go of it where a process is killed; the servers do not inherit it.
+        """
         with (self._folder / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServersFailed("another `ctxgate pools up` or `down` runs with this folder") from None
             yield
 
     def records(self, pool: str | None = None) -> list[Running]:
@@ -124,19 +131,24 @@ class State:
 def up(servers: Sequence[Server], state: State, say: Callable[[str], None], wait_s: float) -> list[Server]:
     """Start the servers that do not run and wait until all are ready; those that were started.
 
-    Raises `ServersFailed`; then, and where it is interrupted, what this call has started was ended.
+    Raises `ServersFailed`, also while another call runs; then, and where it is interrupted, what this call
+    has started was ended.
     """
     state.make()
+    with state.alone():
+        return _up(servers, state, say, wait_s)
+
+
+def _up(servers: Sequence[Server], state: State, say: Callable[[str], None], wait_s: float) -> list[Server]:
+    known = {(one.pool, one.replica) for one in state.records() if began(one.pid) == one.began}
     started: list[tuple[Server, Running, subprocess.Popen[bytes]]] = []
     try:
-        with state.alone():
-            known = {(one.pool, one.replica) for one in state.records() if began(one.pid) == one.began}
-            for server in servers:
-                if (server.pool, server.replica) in known:
-                    say(f"{server.pool}/{server.replica} runs already")
-                    continue
-                started.append(_start(server, state))
-                say(f"{server.pool}/{server.replica} starts: {server.url}, process {started[-1][1].pid}")
+        for server in servers:
+            if (server.pool, server.replica) in known:
+                say(f"{server.pool}/{server.replica} runs already")
+                continue
+            started.append(_start(server, state))
+            say(f"{server.pool}/{server.replica} starts: {server.url}, process {started[-1][1].pid}")
         deadline = time.monotonic() + wait_s
         for server, _, process in started:
             _await_ready(server, process, state, say, deadline)
@@ -238,7 +250,14 @@ def _answers(url: str, server: Server) -> bytes | None:
 
 
 def down(state: State, pool: str | None, say: Callable[[str], None]) -> int:
-    """End what `up` started; how many servers were ended."""
+    """End what `up` started; how many servers were ended. Raises `ServersFailed` while another call runs."""
+    if not state.records(pool):
+        return 0
+    with state.alone():
+        return _down(state, pool, say)
+
+
+def _down(state: State, pool: str | None, say: Callable[[str], None]) -> int:
     ended = 0
     for running in state.records(pool):
         name = f"{running.pool}/{running.replica}"

@@ -45,13 +45,13 @@ class RecallAnswers:
         self._turn = turn
         self.spent = 0
 
-    async def answer(self, arguments: str) -> str:
-        """The text of a result. Never raises."""
+    async def answer(self, arguments: str, prompt: bytes) -> str:
+        """The text of a result, which says nothing that the prompt holds already. Never raises."""
         asked = wanted(arguments)
         if asked is None:
             return self._told("unreadable", UNREADABLE)
         try:
-            text = await self._found(asked)
+            text = await self._found(asked, prompt)
         except (LedgerError, TimeoutError) as error:
             log.warning("nothing is looked up: %s", type(error).__name__)
             text = None
@@ -71,7 +71,7 @@ class RecallAnswers:
         self._services.telemetry.recall_tool.labels(outcome).inc()
         return text
 
-    async def _found(self, asked: Wanted) -> str | None:
+    async def _found(self, asked: Wanted, prompt: bytes) -> str | None:
         turn, budget = self._turn, self._budget()
         ids = await self._services.context.shown.left_out(turn)
         if budget < _LEAST_TOKENS or not ids:
@@ -82,7 +82,7 @@ class RecallAnswers:
             if not asked.query:
                 return await self._whole(asked.id, budget)
             ids = frozenset({asked.id})
-        gate = Gate(held=held_in(turn.body.raw), least=_LEAST, among=ids)
+        gate = Gate(held=held_in(prompt), least=_LEAST, among=ids)
         for _ in range(2):
             found = await self._services.recall.query(
                 turn.tenant, turn.root, asked.query, asked.k, budget, WITHIN_S, gate

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 PURPOSE: Final = "recall"
 MOST_ROUNDS: Final = 3
-"""Rounds of one answer in which calls are answered. In one more they are told that there were too many; after
-that the tool's calls are left out, and the answer is over."""
+"""Rounds of one answer in which calls are answered. In one more they are told that there were too many, and
+the answer goes on without the tool."""
 
 MOST_CALLS: Final = 4
 """Calls of one round that are answered."""
@@ -84,15 +84,20 @@ class RecallRounds:
     async def go_on(self, answered: Answered, routed: Routed, number: int) -> None:
         """Take the answer on to its end, after an attempt that was the request's `number`-th."""
         try:
-            while self.reply.goes_on and not self.reply.ended and not self.reply.gone:
+            while self.reply.goes_on and not self._is_over():
                 if answered.outcome is not Outcome.COMPLETED:
                     await self.reply.finish()
                     return
                 self._used += answered.usage.output.value or 0
                 body = await self._round()
+                if self._is_over():
+                    return
                 answered, number = await self._attempts(body, routed, number)
         finally:
             self.reply.release()
+
+    def _is_over(self) -> bool:
+        return self.reply.ended or self.reply.gone
 
     async def _round(self) -> Body | None:
         """Answer the calls of the last attempt; the prompt to go on with, None where it cannot be."""
@@ -126,25 +131,28 @@ class RecallRounds:
         found: list[str] = []
         for place, call in enumerate(self.reply.own):
             late = self._rounds > MOST_ROUNDS or place >= MOST_CALLS
-            found.append(answers.refuse() if late else await answers.answer(call.arguments))
+            found.append(answers.refuse() if late else await answers.answer(call.arguments, self._body.raw))
         return found
 
     async def _attempts(self, body: Body | None, routed: Routed, number: int) -> tuple[Answered, int]:
         """Go on with a prompt, at another replica if need be. Ends the answer where no attempt succeeds."""
         services, reply = self._services, self.reply
+        offered = body is not None and self._rounds <= MOST_ROUNDS
+        if body is not None and not offered:
+            body = wire.parse(without_tool(body))
         planned = self._plain() if body is None else self._plan(body, output_used=self._used)
         place = services.routing.fixed(planned, routed.pool, routed.replica, PURPOSE)
         tried = {(routed.pool.name, routed.replica.name)}
         most = number + services.config.limits.max_attempts
         while True:
             number += 1
-            reply.begin(answers=self._rounds <= MOST_ROUNDS)
+            reply.begin(answers=offered)
             answered = await self._attempt(place, number)
             if reply.gone or reply.ended:
                 return answered, number
             if reply.refused is not None and body is not None:  # once more, as if there were no such tool
                 services.telemetry.recall_tool.labels("failed").inc()
-                body, planned = None, self._plain()
+                body, planned, offered = None, self._plain(), False
                 place = services.routing.fixed(planned, routed.pool, routed.replica, PURPOSE)
                 continue
             if answered.retriable and number < most:

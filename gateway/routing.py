@@ -98,8 +98,8 @@ class RoutingStage:
         if len(pools) == 1 and len(pools[0].replicas) == 1:
             place = (pools[0].name, pools[0].replicas[0].name)
             record = self._services.fleet.known(*place)
-            out = place in tried or record is None or record.draining
-            return None if out else self._only(planned, pools[0], budget)
+            closed = place in tried or record is None or record.draining
+            return None if closed else self._only(planned, pools[0], budget)
         prompt = self.prompt_tokens(planned)
         places = [(pool.name, replica.name) for pool in pools for replica in pool.replicas]
         expected = self._services.misses.expected_all(planned.seen, places)

@@ -147,7 +147,9 @@ class CallFilter:
             return ()
         if part.number is not None:
             return ({**raw, "index": part.number},)
-        part.name += function.get("name") or ""
+        name = function.get("name") or ""
+        is_whole = bool(part.name) and not name  # one that goes on has another piece of it
+        part.name += name
         part.waiting.append(raw)
         if part.name == self._name:
             part.own = OwnCall(part.place)
@@ -158,7 +160,7 @@ class CallFilter:
                 part.own.arguments += said.get("arguments") or ""
             part.waiting = []
             return ()
-        return () if self._name.startswith(part.name) else self._flushed(part)
+        return () if self._name.startswith(part.name) and not is_whole else self._flushed(part)
 
     def _flushed(self, part: _Part) -> Sequence[dict[str, Any]]:
         """A call that is another tool's: what of it waited."""

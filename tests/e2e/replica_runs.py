@@ -72,7 +72,7 @@ def recorded(sessions: int, turns: int) -> list[list[dict[str, Any]]]:
 
 
 def _bodies(session: Session, turns: int) -> list[dict[str, Any]]:
-    bodies = []
+    bodies: list[dict[str, Any]] = []
     for turn in session.turns():
         body: dict[str, Any] = {"messages": [dict(message) for message in turn.messages]}
         if turn.tools:

@@ -235,24 +235,29 @@ async def killed(
                 its = [row for row in rows if row.opened.replica == f"standard-{number}"]
                 assert booked(its) == one.engine.counters()
 
-            # What comes back under its address is another engine: nothing is known of its cache.
-            await true(lambda: said(gateway, "standard-0 is down (refused)"), "a probe finds it gone")
-            assert gauge(gateway, "ctxgate_kv_knowledge", "standard-0") == 0
-            await asyncio.to_thread(victim.start)
-            await true(lambda: said(gateway, "standard-0 is up"), "a probe finds it back")
-            for number, one in enumerate(others, 1):
-                one.kill()
-                words = f"standard-{number} is down (refused)"
-                await true(partial(said, gateway, words), words)
-            cold = await client.ask(task, 1, stream=False, messages=turns(task, 2))
-            assert (cold.status, cold.replica) == (200, "standard-0")
-            assert not cold.expected
-            assert cached(cold) == 0
-            warm = await client.ask(task, 1, stream=False, messages=turns(task, 3))
-            assert_expected(warm, block)
-            await true(
-                lambda: gauge(gateway, "ctxgate_kv_knowledge", "standard-0") == 2, "events are believed again"
-            )
+            await assert_returns_cold(gateway, client, replicas, task, block)
+
+
+async def assert_returns_cold(
+    gateway: Gateway, client: Client, replicas: Sequence[Twin | Real], task: str, block: int
+) -> None:
+    """What comes back under the first replica's address is another engine: nothing is known of its cache."""
+    victim, *others = replicas
+    await true(lambda: said(gateway, "standard-0 is down (refused)"), "a probe finds it gone")
+    assert gauge(gateway, "ctxgate_kv_knowledge", "standard-0") == 0
+    await asyncio.to_thread(victim.start)
+    await true(lambda: said(gateway, "standard-0 is up"), "a probe finds it back")
+    for number, one in enumerate(others, 1):
+        one.kill()
+        words = f"standard-{number} is down (refused)"
+        await true(partial(said, gateway, words), words)
+    cold = await client.ask(task, 1, stream=False, messages=turns(task, 2))
+    assert (cold.status, cold.replica) == (200, "standard-0")
+    assert not cold.expected
+    assert cached(cold) == 0
+    warm = await client.ask(task, 1, stream=False, messages=turns(task, 3))
+    assert_expected(warm, block)
+    await true(lambda: gauge(gateway, "ctxgate_kv_knowledge", "standard-0") == 2, "events are believed again")
 
 
 async def test_calls_leave_a_replica_that_accepts_and_never_answers(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,15 +87,26 @@ def test_a_server_starts_serves_and_ends_with_its_workers(state: State, port: in
     assert state.records() == []
 
 
-def test_of_two_that_start_the_same_server_one_finds_that_it_runs(state: State, port: int) -> None:
-    both: list[str] = []
-    one = server(port)
-    with ThreadPoolExecutor(2) as pool:
-        started = list(pool.map(lambda _: up([one], state, both.append, 60), range(2)))
-    assert sorted(map(len, started)) == [0, 1]
-    assert both.count("fast/fast-0 runs already") == 1
+def test_two_calls_at_once_start_no_server_that_nobody_knows_of(state: State, port: int) -> None:
+    """Else each would start one, and the record of the one that runs would be lost with the other one."""
+    said: list[str] = []
+
+    def meanwhile(line: str) -> None:
+        said.append(line)
+        for call in (
+            lambda: up([server(port)], state, said.append, 60),
+            lambda: down(state, None, said.append),
+        ):
+            with pytest.raises(ServersFailed, match="another `ctxgate pools up` or `down` runs"):
+                call()
+
+    up([server(port)], state, meanwhile, 60)
     (record,) = state.records()
-    assert down(state, None, both.append) == 1
+    assert [line.split(":")[0].split(" after")[0] for line in said] == [
+        "fast/fast-0 starts",
+        "fast/fast-0 is ready",
+    ]
+    assert down(state, None, said.append) == 1
     assert began(record.pid) is None
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ctxgate.compression.dialects.chat import facts_of
 from ctxgate.compression.recall_tool import DEFINITION, NAME
+from ctxgate.compression.validity import pairing_faults
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.recall_answers import NOTHING, TOO_MANY, UNREADABLE
-from support.gateway import BETA, MODEL, bearer
+from support.gateway import BETA, MODEL, bearer, until
 from support.looking_up import (
     CONTEXT,
     NEEDLE,
@@ -58,7 +60,7 @@ async def test_a_look_up_is_answered_and_the_client_sees_one_answer(
     answer = await one.ask()
     assert answer.status == 200
     assert NAME.encode() not in answer.body
-    assert b"c1" not in answer.body
+    assert b'"c1"' not in answer.body
     documents = answer.documents if stream else [answer.document]
     assert len({document["id"] for document in documents}) == 1
     assert documents[0]["id"] == f"chatcmpl-{upstream.calls[1].request_id}"
@@ -149,7 +151,7 @@ async def test_calls_beside_the_clients_are_put_back_where_they_were_made(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_another_process_puts_back_the_same_and_an_edited_history_gets_nothing(
+async def test_context_c4_another_process_puts_back_the_same_with_what_was_thought(
     upstream: Upstream, start_gateway: Start, stream: bool, tmp_path: Path
 ) -> None:
     gateway = await start_gateway(upstream, context=CONTEXT, store=tmp_path / "one.db")
@@ -204,7 +206,9 @@ async def test_look_ups_of_one_answer_are_bounded(
     upstream.play(*(calls(call(id_=f"c{number}")) for number in range(9)))
     answer = await one.ask()
     assert answer.status == 200
-    assert len(upstream.calls) == 6, "the first request, three look-ups, a refusal, and the end"
+    assert len(upstream.calls) == 6, "the first request, and five for this answer"
+    offered = [TOOL in each.document["tools"] for each in upstream.calls[1:]]
+    assert offered == [True, True, True, True, False]
     results = [each["content"] for each in one.sent()[-1] if each["role"] == "tool"][1:]
     assert [NEEDLE in text for text in results] == [True, False, False, False]
     assert results[-1] == TOO_MANY
@@ -258,14 +262,16 @@ async def test_recall_fails_and_the_answer_goes_on(upstream: Upstream, start_gat
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret of the prompt")
 
-    one.gateway.services.recall.query = broken  # type: ignore[method-assign,assignment]
+    one.gateway.services.recall.query = broken  # type: ignore[method-assign]  # a defect
     upstream.play(calls(call()), says("Anyway."))
     assert (await one.ask()).status == 200
     assert one.messages[-1]["content"] == "Anyway."
     assert one.sent()[-1][-1]["content"] == NOTHING
 
 
-async def test_teams_never_see_each_others_messages(upstream: Upstream, start_gateway: Start) -> None:
+async def test_context_p3_teams_never_see_each_others_messages(
+    upstream: Upstream, start_gateway: Start
+) -> None:
     """The same conversation of another team: it has not sent the long result, and finds nothing of it."""
     one = await agent(start_gateway, upstream)
     upstream.play(calls(call()), says("It is kx."))
@@ -284,7 +290,9 @@ async def test_teams_never_see_each_others_messages(upstream: Upstream, start_ga
     assert NAME not in json.dumps(one.sent()[-1]), "what is hidden in one team's is not in another's"
 
 
-async def test_only_what_this_run_left_out_is_found(upstream: Upstream, start_gateway: Start) -> None:
+async def test_context_p1_only_what_this_run_left_out_is_found(
+    upstream: Upstream, start_gateway: Start
+) -> None:
     """Two runs of one team begin alike and share a root; the second has read something else."""
     one = await agent(start_gateway, upstream)
     upstream.play(says("Hm."))
@@ -321,7 +329,9 @@ async def test_who_is_not_offered_it(
     assert offered is False, "nor is a conversation that is under way"
 
 
-async def test_a_conversation_that_has_it_keeps_it(upstream: Upstream, start_gateway: Start) -> None:
+async def test_gateways_l12_a_conversation_that_has_it_keeps_it(
+    upstream: Upstream, start_gateway: Start
+) -> None:
     """Otherwise the beginning of its prompt would change."""
     one = await agent(start_gateway, upstream)
     for options in ({"tool_choice": "none"}, {"response_format": {"type": "json_object"}}):
@@ -336,3 +346,43 @@ async def test_without_the_setting_nothing_is_offered(upstream: Upstream, start_
     await one.begin()
     await one.ask()
     assert all(each.document["tools"] == TOOLS for each in upstream.calls)
+
+
+async def test_context_a1_hidden_rounds_go_with_what_a_compaction_leaves_out(
+    upstream: Upstream, start_gateway: Start
+) -> None:
+    """Every prompt is valid and extends the one before it but where a compaction began."""
+    upstream.models = {"object": "list", "data": [{"id": "m", "max_model_len": 6000}]}
+    context = replace(CONTEXT, tail_tokens=600, summarizer="off", summary_tokens=200, tool_results=False)
+    gateway = await start_gateway(upstream, context=context)
+    await until(lambda: all(record.windows for record in gateway.services.fleet.records()))
+    one = Agent(gateway, upstream)
+    await one.begin()
+    breaks = 0
+    put_back = 0
+    for number in range(24):
+        prompt = sum(len(json.dumps(each)) for each in one.messages) // 4
+        figures: dict[str, Any] = {"prompt": prompt, "cached": prompt // 2}
+        looks_up = number % 3 == 0
+        script = [calls(call(id_=f"own{number}"), text=f"Look {number}. ", **figures)] if looks_up else []
+        upstream.play(*script, calls(call(f'{{"n": {number}}}', f"r-{number}", "read"), **figures))
+        before = one.sent()[-1]
+        answer = await one.ask()
+        assert answer.status == 200
+        for sent in one.sent()[-1 - looks_up :]:
+            facts = [facts_of(json.dumps(each).encode()) for each in sent]
+            assert not +pairing_faults(facts[:-1])
+            assert sent[0] == TASK
+            breaks += sent[: len(before)] != before
+            before = sent
+        put_back += sum(each.get("tool_calls", [{}])[0].get("id", "").startswith("own") for each in before)
+        filler = f"file {number} holds " + "words " * 150
+        one.messages.append({"role": "tool", "tool_call_id": f"r-{number}", "content": filler})
+    metrics = await gateway.metrics()
+    made = sum(value for name, value in metrics.items() if name.startswith("ctxgate_compactions_total"))
+    assert made >= 2
+    assert 1 <= breaks <= made
+    assert put_back > 12, "most of them were in several prompts"
+    assert "ctxgate_context_dropped_total" not in {
+        name.split("{")[0] for name, value in metrics.items() if value and "invalid" in name
+    }

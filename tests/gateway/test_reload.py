@@ -236,7 +236,7 @@ def reloading(gateway: Gateway, *configs: Config) -> None:
             take_over(gateway.application, left.pop(0))
         return await shape(*args, **options)
 
-    gateway.services.context.shape = meanwhile  # type: ignore[method-assign]
+    gateway.services.context.shape = meanwhile  # type: ignore[method-assign]  # a step between
 
 
 async def test_a_request_whose_only_replica_goes_while_it_is_planned_goes_to_the_new_one(

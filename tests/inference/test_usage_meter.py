@@ -52,7 +52,7 @@ def test_gateways_b5_forty_eight_in_sixteen_out_stay_that() -> None:
     assert result(meter) == Usage(measured(16), measured(32), measured(16))
 
 
-def test_gateways_b8_routing_g5_running_snapshots_leave_the_cached_part_open_even_where_absent_is_zero() -> None:
+def test_gateways_b8_routing_g5_running_snapshots_leave_the_cached_part_open() -> None:
     meter = UsageMeter(UsageDialect(cached_absent_is_zero=True))
     meter.add(usage(48, 3), choice=0)
     assert result(meter).cached == UNKNOWN

@@ -173,12 +173,14 @@ def test_a_wait_for_slots_that_the_engine_has_does_not_make_others_early(slots: 
 
 
 def test_answers_before_any_slot_was_to_be_free_leave_what_is_predicted_at_zero() -> None:
-    """8,000 tokens were thought to be new (0.666 s by the profile), 100 were, and 0.1 s of waiting
-    (1/100 * 500 * 20 ms) did not come: all of the 0.666 s, and no more than that, may be left out."""
+    """Of the 0.666 s predicted for 8,000 tokens nothing may be left, and it is never less than that.
+
+    100 tokens were new after all, and a wait of 0.1 s (500 * 20 ms / 100) did not come.
+    """
     predictor = Predictor(replace(default_speed("standard"), slots=100))
     told = {"output": 500, "itl_s": 0.02, "work": Work(decoding=99), "in_flight": 100}
     for _ in range(WINDOW):
-        predictor.observe(Sample(100, 8000, 0.05, **told, estimated_new=8000, estimated_length=8000))  # type: ignore[arg-type]
+        predictor.observe(Sample(100, 8000, 0.05, **told, estimated_new=8000, estimated_length=8000))  # type: ignore[arg-type]  # mixed
     speed = predictor.speed()
     assert speed is not None
     assert speed.rho_share == pytest.approx(-0.6656 / (0.6656 + 0.02))

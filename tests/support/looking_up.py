@@ -53,7 +53,7 @@ def call(arguments: str = QUERY, id_: str = "c1", name: str = NAME) -> dict[str,
 def calls(
     *made: dict[str, Any], text: str = "", reason: str = "tool_calls", thought: str = "", **figures: Any
 ) -> Behaviour:
-    """An answer with tool calls: whole, or as a stream in which arguments come in pieces of five characters."""
+    """An answer with tool calls; in a stream arguments come in pieces of five characters."""
 
     def write(exchange: Exchange) -> None:
         if not exchange.streams:
@@ -149,11 +149,11 @@ def near(gateway: Gateway) -> None:
 
 
 def merged(answer: Answer) -> dict[str, Any]:
-    """The message that a client makes of a stream, as OpenAI's does: texts are added up, whatever they are."""
+    """The message that a client makes of a stream, as OpenAI's does: all texts are added up."""
     message: dict[str, Any] = {}
     tools: dict[int, dict[str, Any]] = {}
     for document in answer.documents:
-        for choice in document["choices"]:
+        for choice in document.get("choices", ()):
             for name, value in choice["delta"].items():
                 if name == "tool_calls":
                     for part in value:
