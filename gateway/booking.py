@@ -97,7 +97,9 @@ class Booking:
         )
         self.answered = answered
         findings = self._record.findings.get(self._held.routed.planned.allowed.model.engine_name)
-        miss = self._miss = self._services.misses.settled(self._held, usage, now_us, findings)
+        there = self._services.fleet.known(self._row.pool, self._row.replica) is self._record
+        miss = self._services.misses.settled(self._held, usage, now_us, findings, there=there)
+        self._miss = miss
         self._services.kv.settled(self._held, usage, reason)
         beside = self._services.savings.settled(self._held, usage, charge, now_us)
         row = AttemptSettled(
@@ -115,7 +117,8 @@ class Booking:
             beside.fixed,
         )
         self._settled = self._services.ledger.settle(row)
-        self._judge(outcome, status, connected=usage != NOTHING_USED)
+        if there:  # else it is gone, or its name is another server's by now, which has no part in this
+            self._judge(outcome, status, connected=usage != NOTHING_USED)
         settled = Settled(answered, charge, miss)
         self._services.telemetry.settled(settled, total_us)
         self._services.routing.settled(settled, total_us)
@@ -125,11 +128,9 @@ class Booking:
 
     def _judge(self, outcome: Outcome, status: int | None, *, connected: bool) -> None:
         """What the end says of its replica. Only where no connection was made can nothing have been used."""
-        fleet, row = self._services.fleet, self._row
-        if fleet.known(row.pool, row.replica) is self._record:
-            # Else it is gone, or its name is another server's by now, which has no part in this.
-            sign = sign_of(outcome, status, self.engine_error, connected=connected)
-            fleet.ended(row.pool, row.replica, sign, self._held.routed.planned.allowed.identified.root)
+        sign = sign_of(outcome, status, self.engine_error, connected=connected)
+        root = self._held.routed.planned.allowed.identified.root
+        self._services.fleet.ended(self._row.pool, self._row.replica, sign, root)
 
     @property
     def miss(self) -> Miss | None:

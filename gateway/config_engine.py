@@ -38,7 +38,9 @@ class _Variable(Name):
 
 def _argument(place: Place) -> str:
     value = text(place, "an argument of vLLM, in quotes")
-    if value.partition("=")[0] == "--api-key":
+    # vLLM takes both dashes and underscores, and what an option's name begins with.
+    name = value.partition("=")[0].replace("_", "-")
+    if len(name) > len("--api-") and "--api-key".startswith(name):
         place.fail(_KEY_HINT)
     return value
 

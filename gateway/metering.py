@@ -14,7 +14,7 @@ from ctxgate.inference.chunk_edit import top_level, with_first
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
 from ctxgate.inference.rates import format_usd
 from ctxgate.inference.record import Record
-from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED
+from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 from ctxgate.inference.usage_meter import UsageDialect
 from ctxgate.inference.usage_parse import never_scheduled
 
@@ -185,3 +185,11 @@ def prompt_count(body: Body) -> int:
         return 1  # a million token ids are told by their beginning
     prompts = body.items("prompt")
     return len(prompts) if prompts and memoryview(prompts[0])[0] in b'"[' else 1
+
+
+def counted(usage: Usage) -> tuple[int | None, int | None]:
+    """The prompt's tokens and the cached ones among them, each None unless the engine told."""
+    measured = Certainty.MEASURED
+    if usage.cached.certainty is measured and usage.uncached.certainty is measured:
+        return usage.prompt, usage.cached.value
+    return (usage.prompt_total.value if usage.prompt_total.certainty is measured else None), None

@@ -23,7 +23,7 @@ from ctxgate.compression.previous import Owner, Previous, goes_on
 from ctxgate.compression.sent import Digester, extends
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.instants import day_of
-from ctxgate.gateway.metering import prompt_count
+from ctxgate.gateway.metering import counted, prompt_count
 from ctxgate.gateway.miss import Evidence, Miss, bounded, not_reported, verdict
 from ctxgate.gateway.seen import Comparison, Seen, chunked
 from ctxgate.inference import wire
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COMPARED_AT_ONCE: Final = 2**14  # bytes of two bodies together; about a millisecond
+_NOWHERE: Final = ("", "")  # the place of what went to a server that is gone
 LAST_WAIT_S: Final = 0.25  # how long the end of an answer waits for a comparison that is under way
 
 
@@ -146,7 +147,7 @@ class Misses:
         comparison = None if seen is None else seen.comparison
         if seen is None or comparison is None or comparison.exact:
             return
-        prompt, cached = _counted(usage)
+        prompt, cached = counted(usage)
         if prompt and cached is not None:
             try:
                 self._compare_beside(seen, _place(held), prompt, cached, held.expected)
@@ -188,17 +189,20 @@ class Misses:
         except Exception as error:  # noqa: BLE001 - as above
             self._defect("note", error)
 
-    def settled(self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None) -> Miss | None:
+    def settled(
+        self, held: Held, usage: Usage, now_us: int, findings: Findings | None = None, *, there: bool = True
+    ) -> Miss | None:
         """Why the attempt missed what it could have found, None where it did not, or never ran.
 
-        Learns from its usage: called once per attempt. `findings` are those of a probe of its replica.
+        Learns from its usage, of its cache where it is still `there`: called once per attempt. `findings` are
+        those of a probe of its replica.
         """
         seen = held.routed.planned.seen
         if seen is None:
             return None
         try:
             self.index.withdraw(held.attempt.attempt_id, _place(held))
-            return self._settled(held, seen, usage, now_us, findings)
+            return self._settled(held, seen, usage, now_us, findings, there=there)
         except Exception as error:  # noqa: BLE001 - nor may it leave an attempt unbooked
             self._defect("explain", error)
             return None
@@ -277,9 +281,9 @@ class Misses:
             comparison.read(done.result())
 
     def _settled(
-        self, held: Held, seen: Seen, usage: Usage, now_us: int, findings: Findings | None
+        self, held: Held, seen: Seen, usage: Usage, now_us: int, findings: Findings | None, *, there: bool
     ) -> Miss | None:
-        prompt, cached = _counted(usage)
+        prompt, cached = counted(usage)
         if not prompt:
             return None
         place = _place(held)
@@ -293,8 +297,11 @@ class Misses:
                 miss = replace(miss, avoidable_nano=nano)
         answer = usage.output.value if usage.output.certainty is Certainty.MEASURED else None
         sent, chunks = seen.sent, seen.lead.chunks
-        counts = {"prompt": prompt, "answer": answer or 0}
-        self.index.learn(place, sent.chain, sent.sizes, cached=cached, now_us=now_us, chunks=chunks, **counts)
+        counts = {"prompt": prompt, "answer": answer or 0, "now_us": now_us}
+        if there:
+            self.index.learn(place, sent.chain, sent.sizes, cached=cached, chunks=chunks, **counts)
+        else:
+            place = _NOWHERE
         before = None if seen.kin else seen.before
         self._previous.keep(
             seen.owner, seen.sent, seen.body, before, place=place, tokens=prompt, now_us=now_us
@@ -390,11 +397,3 @@ def _rewrites(findings: Findings) -> bool:
     facts = findings.facts
     turns = (facts.plain, facts.tools, facts.reasoning, facts.tool_results)
     return any(each.extension is Extension.NO for each in turns)
-
-
-def _counted(usage: Usage) -> tuple[int | None, int | None]:
-    """The prompt's tokens and the cached ones among them, each None unless the engine told."""
-    measured = Certainty.MEASURED
-    if usage.cached.certainty is measured and usage.uncached.certainty is measured:
-        return usage.prompt, usage.cached.value
-    return (usage.prompt_total.value if usage.prompt_total.certainty is measured else None), None

@@ -34,8 +34,10 @@ async def for_each(fleet: Fleet, run: Callable[[ReplicaRecord], Coroutine[Any, A
                 tasks[new] = loop.create_task(run(records[new]))
                 tasks[new].add_done_callback(over)
             waiting = loop.create_task(changed.wait())
-            await asyncio.wait((waiting, failed), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            try:
+                await asyncio.wait((waiting, failed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()  # also where all of it is cancelled
             if failed.done():
                 failed.result()
     finally:

@@ -61,8 +61,8 @@ async def notes_of(services: Services, held: Held, sent: Body, budget: int) -> N
     if not services.ledger.healthy:  # a call that cannot be booked is not made
         return Notes(None, fault="ledger")
     model = held.routed.planned.allowed.model
-    record = services.fleet.record(held.attempt.pool, held.attempt.replica)
-    if _is_cold(record, model.engine_name, sent):
+    record = services.fleet.known(held.attempt.pool, held.attempt.replica)
+    if record is None or _is_cold(record, model.engine_name, sent):  # None: it is gone, and its cache with it
         return Notes(None, fault="cold")
     output = budget * _THINKING[0] // _THINKING[1]
     window = record.windows.get(model.engine_name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SCHEME: Final = "provider://"
 PASSED: Final = frozenset(
@@ -47,6 +47,8 @@ PASSED: Final = frozenset(
 _OWN_MARK: Final = "ctxgate"
 _LONGEST_MESSAGE: Final = 2000
 _NAMES: Final = re.compile(r"(?:(?:litellm\.)?[A-Za-z]{0,60}(?:Error|Exception|Timeout)(?: -|:) ){0,4}")
+_KEYS: Final = re.compile(r"\b(?:sk|rk|pk)-[\w*.-]{6,}|(?<=bearer )\S{8,}", re.IGNORECASE)
+_HIDDEN: Final = "***"
 _NOT_CONNECTED: Final = frozenset(
     {"ConnectError", "ConnectTimeout", "ClientConnectorError", "ConnectionRefusedError", "gaierror"}
 )
@@ -102,6 +104,17 @@ def arguments(body: bytes) -> dict[str, Any]:
     if document.get("stream") is True:
         found |= {"stream": True, "stream_options": {"include_usage": True}}
     return found
+
+
+def check_media(messages: Sequence[object]) -> None:
+    """Raise `BadRequest` for an image elsewhere: but for OpenAI, LiteLLM would fetch it from this host."""
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            image = part.get("image_url") if isinstance(part, dict) else None
+            url = image.get("url") if isinstance(image, dict) else image
+            if url is not None and not (isinstance(url, str) and url.startswith("data:")):
+                raise BadRequest(f"messages[{number}]: this model takes images as data: URLs only.")
 
 
 def _unmarked(message: object) -> object:
@@ -197,14 +210,17 @@ def is_broken(error: BaseException) -> bool:
     return not _BROKEN.isdisjoint(names_of(error))
 
 
-def refusal(error: BaseException) -> tuple[int, bytes]:
-    """The status and OpenAI's error body of what LiteLLM raised."""
+def refusal(error: BaseException, hidden: Iterable[str] = ()) -> tuple[int, bytes]:
+    """The status and OpenAI's error body of what LiteLLM raised, without the `hidden` texts and any key."""
     status = getattr(error, "status_code", None)
     status = _STATUS.get(status, status) if isinstance(status, int) else 500
     if not 400 <= status < 600:
         status = 500
     told = getattr(error, "message", None)
     message = _NAMES.sub("", told if isinstance(told, str) else "", count=1).strip()
+    for text in filter(None, hidden):
+        message = message.replace(text, _HIDDEN)
+    message = _KEYS.sub(_HIDDEN, message)
     return status, error_body(status, message[:_LONGEST_MESSAGE] or "The provider gave no readable error.")
 
 

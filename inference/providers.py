@@ -61,6 +61,11 @@ class Hosted:
     names: tuple[str, ...]
     window: int | None
 
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """What no client is to read in an error that the provider reports."""
+        return self.api_key, self.base_url or ""
+
     def call(self) -> dict[str, Any]:
         """The arguments that every call of the pool has. Retries are the gateway's."""
         own = {"model": self.model, "api_key": self.api_key, "timeout": _LONGEST_S}
@@ -132,11 +137,11 @@ class ProviderResponse(UpstreamResponse):
         if self._pump is not None:
             self._pump.cancel()
 
-    def pump(self, stream: Any, model: str | None) -> None:
+    def pump(self, stream: Any, model: str | None, hidden: Sequence[str] = ()) -> None:
         """Read a stream of LiteLLM's in the background, as far ahead as the queue is long."""
-        self._pump = asyncio.get_running_loop().create_task(self._pumped(stream, model))
+        self._pump = asyncio.get_running_loop().create_task(self._pumped(stream, model, hidden))
 
-    async def _pumped(self, stream: Any, model: str | None) -> None:
+    async def _pumped(self, stream: Any, model: str | None, hidden: Sequence[str]) -> None:
         try:
             async for chunk in stream:
                 dumped = chunk.model_dump(exclude_none=True)
@@ -152,7 +157,7 @@ class ProviderResponse(UpstreamResponse):
             if wire.is_broken(error) or wire.not_connected(error):
                 await self._chunks.put(Dropped(type(error).__name__))
                 return
-            _, body = wire.refusal(error)
+            _, body = wire.refusal(error, hidden)
             await self._chunks.put(b"data: " + body + b"\n\n" + _DONE)
             await self._chunks.put(b"")
         finally:
@@ -209,22 +214,25 @@ class Providers:
             await asyncio.shield(self._loading)  # a call in the first seconds waits
         if self._library is None:
             raise Unreachable("LiteLLM cannot be imported")
+        hosted = self._pools[pool]
         try:
             asked = wire.arguments(body)
+            if not hosted.model.startswith("openai/"):
+                wire.check_media(asked["messages"])
         except wire.BadRequest as error:
             return _refused(400, str(error))
         model = wire.asked_model(body)
         try:
-            answer = await self._library.acompletion(**asked | self._pools[pool].call())
+            answer = await self._library.acompletion(**asked | hosted.call())
         except Exception as error:  # LiteLLM's errors have no common base
             if wire.not_connected(error):
                 raise Unreachable(type(error).__name__) from error
             if wire.is_broken(error):
                 raise Dropped(type(error).__name__) from error
-            return ProviderResponse(*wire.refusal(error))
+            return ProviderResponse(*wire.refusal(error, hosted.hidden))
         if asked.get("stream"):
             response = ProviderResponse(200)
-            response.pump(answer, model)
+            response.pump(answer, model, hosted.hidden)
             return response
         document = wire.answer(answer.model_dump(exclude_none=True), model, usage_reported=True)
         return ProviderResponse(200, msgspec.json.encode(document))

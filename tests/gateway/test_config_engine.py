@@ -62,6 +62,8 @@ def test_an_engine_as_it_is_read() -> None:
         ("{device: cpu}", "pools.fast.engine.model: is missing"),
         ("{model: m, extra_args: ['--api-key', 'x']}", "extra_args[0]: a secret never stands in this file"),
         ("{model: m, extra_args: ['--api-key=x']}", "a secret never stands in this file"),
+        ("{model: m, extra_args: ['--api_key', 'x']}", "a secret never stands in this file"),
+        ("{model: m, extra_args: ['--api-k=x']}", "a secret never stands in this file"),
         ("{model: m, env: {VLLM_API_KEY: 'x'}}", "a secret never stands in this file"),
         ("{model: m, env: {HF_TOKEN: 'hf_0123456789abcdefghij0123'}}", "looks like a secret"),
         ("{model: m, env: {1-A: 'x'}}", "is letters, digits and _"),

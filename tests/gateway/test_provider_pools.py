@@ -152,6 +152,27 @@ async def test_anthropic_usage_has_its_cached_and_written_tokens(
     assert usage.output.value == 5
 
 
+async def test_no_image_is_fetched_from_the_gateways_host(
+    start: Callable[[str], Awaitable[Gateway]], provider: FakeProvider
+) -> None:
+    gateway = await start(ANTHROPIC)
+    image = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}
+    answer = await gateway.post(HELLO | {"messages": [{"role": "user", "content": [image]}]})
+    assert (answer.status, b"data: URLs only" in answer.body) == (400, True)
+    assert not provider.calls
+
+
+async def test_an_error_that_quotes_the_key_shows_none(
+    start: Callable[[str], Awaitable[Gateway]], provider: FakeProvider
+) -> None:
+    gateway = await start(OPENAI)
+    provider.plans += [Plan(status=400, error="wrong: sk-of-the-provider")] * 5
+    answer = await gateway.post(HELLO)
+    assert answer.status == 400
+    assert b"wrong: ***" in answer.body
+    assert b"sk-of-the-provider" not in answer.body
+
+
 @pytest.mark.parametrize(
     ("status", "seen", "outcome"),
     [

@@ -18,6 +18,7 @@ from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.per_replica import for_each
 from ctxgate.gateway.reload import take_over
 from ctxgate.routing.health import THRESHOLD
+from ctxgate.routing.snapshot import Knowledge
 from support.gateway import ALPHA, HELLO, STREAM, bearer, until
 from support.serving import configuration, serving
 from support.upstream import by_hand
@@ -292,6 +293,37 @@ async def test_what_breaks_at_a_replicas_old_address_is_not_held_against_the_new
     (record,) = gateway.services.fleet.records()
     assert record.replica.url == other_upstream.url
     assert record.health.failures == 0
+
+
+async def test_what_ends_at_a_replicas_old_address_is_not_expected_in_the_cache_of_the_new_one(
+    start_gateway: Start, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    gateway = await start_gateway(upstream)
+    (old,) = gateway.application.config.pools["standard"].replicas
+    long = {"role": "user", "content": "w " * 20_000}
+    async with gateway.wire() as wire:
+        upstream.play(by_hand)
+        wire.request(body=STREAM | {"messages": [long]}, headers=[bearer()])
+        exchange = await upstream.next_call()
+        exchange.head()
+        exchange.text("some text")
+        await wire.head()
+        await wire.chunk()
+        moved = with_replicas(gateway.application.config, replace(old, url=other_upstream.url))
+        take_over(gateway.application, moved)
+        exchange.chunk({}, "stop")
+        exchange.usage_chunk(prompt=20_000, cached=0, completion=7)
+        exchange.done()
+        while await wire.chunk():
+            pass
+    await gateway.quiet()
+    place = ("standard", old.name)
+    assert gateway.services.misses.index.links == 0
+    assert gateway.services.misses.index.knowledge(place) is Knowledge.COLD
+    more = [long, {"role": "assistant", "content": "some text"}, {"role": "user", "content": "more"}]
+    answer = await gateway.post(HELLO | {"messages": more})
+    assert answer.status == 200
+    assert answer.header("x-ctxgate-expected-cached") in ("", "0")
 
 
 async def test_a_call_gives_way_also_where_another_replica_is_gone(

@@ -13,6 +13,7 @@ from ctxgate.compression.instruction import INSTRUCTION, PAUSE
 from ctxgate.compression.summary import HEADING, MARKUP, carrier
 from ctxgate.gateway import summarizing_call
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.reload import take_over
 from ctxgate.gateway.summarizing import FALLBACKS, Summarized, kept_beside, summarize
 from ctxgate.inference import wire
 from ctxgate.inference.template_facts import Extension, Findings, TemplateFacts, Turns
@@ -290,6 +291,22 @@ async def test_gateways_n1_no_call_is_made_for_a_prompt_that_its_own_instruction
     assert found is not None
     assert len(upstream.calls) == calls
     assert found.fallbacks == (() if calls else ("cold",))
+
+
+async def test_a_replica_that_is_gone_is_asked_for_no_summary(
+    upstream: Upstream, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(upstream)
+    work = await work_of(gateway.services, conversation())
+    (pool,) = gateway.application.config.pools.values()
+    renamed = replace(pool, replicas=(replace(pool.replicas[0], name="other"),))
+    for _ in range(2):  # what was gone by the first one is forgotten by the second
+        take_over(gateway.application, replace(gateway.application.config, pools={pool.name: renamed}))
+    found = await summarize(gateway.services, work, "warm_suffix")
+    assert found is not None
+    assert (found.by, found.fallbacks) == ("extractive", ("cold",))
+    assert MARK in found.text
+    assert not upstream.calls
 
 
 async def test_a_gateway_that_stops_ends_the_call_and_books_it(

@@ -98,6 +98,25 @@ def test_errors(message: str, told: Any, status: int, shown: str) -> None:
     assert (found, json.loads(body)["error"]["message"]) == (status, shown)
 
 
+@pytest.mark.parametrize("image", [{"url": "https://a.example/x.png"}, "http://a.example/x.png", {"url": 1}])
+def test_an_image_that_the_gateway_would_have_to_fetch_is_refused(image: object) -> None:
+    inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    kept = {"role": "user", "content": [{"type": "text", "text": "http://a.example"}, inline]}
+    wire.check_media(
+        [kept, "odd", {"role": "user", "content": "x"}, {"content": ["odd", {"image_url": None}]}]
+    )
+    with pytest.raises(BadRequest, match=r"messages\[1\]: .* data: URLs only"):
+        wire.check_media([kept, {"role": "user", "content": [{"type": "image_url", "image_url": image}]}])
+
+
+def test_errors_show_neither_keys_nor_where_the_provider_is() -> None:
+    told = "Incorrect key own-key-1 at https://internal.example/v1; also sk-live-12345 and Bearer abcdefgh12."
+    _, body = wire.refusal(Told(told, 400), ("own-key-1", "https://internal.example/v1", ""))
+    assert json.loads(body)["error"]["message"] == "Incorrect key *** at ***; also *** and Bearer ***"
+    _, body = wire.refusal(Told("The task-based model is a risk-free one.", 400))
+    assert json.loads(body)["error"]["message"] == "The task-based model is a risk-free one."
+
+
 def test_what_happened_to_the_connection_is_read_from_the_causes() -> None:
     class ConnectError(Exception):
         pass
