@@ -179,6 +179,7 @@ class ContextStage:
             laid=laid.body,
             reference=lambda digest: reference_of(tenant, digest),
             known=None if before is None else self._states.get(before),
+            harder=allowed.harder,
         )
 
     async def _put(self, turn: Turn, record: Compaction | None) -> None:
@@ -258,7 +259,9 @@ class ContextStage:
             window = named if window is None else min(window, named)
         needs = Needs(prefix, asked_output(turn.laid), window)
         now_us = self._services.now_us()
-        terms = terms_of(turn.context, turn.pool, needs, known, now_us=now_us, background=background)
+        terms = terms_of(
+            turn.context, turn.pool, needs, known, now_us=now_us, background=background, harder=turn.harder
+        )
         return replace(terms, latency=self._services.speeds.latency(turn))
 
     def _state(self, turn: Turn, terms: Terms) -> Conversation:

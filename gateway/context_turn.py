@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.compaction import edits_of, texts_of
@@ -56,6 +57,7 @@ class Turn:
     whatever the record is; they may make the prompt longer by `added` bytes. `frozen`: what is decided now
     can be kept for later requests; `made`: the record was decided for this one. `client_tokens` estimates
     the client's own prompt where another goes out.
+    `harder`: see `flow.Allowed`.
     `offered`: it goes out with the tool `context_recall`. `hidden`: by message, calls of it that the client
     does not see.
     `refusal`: an engine refused this request's last prompt. `pending`: the record, which came in place of
@@ -89,6 +91,7 @@ class Turn:
     pending: bool = False
     replaced: Compaction | None = None
     texts: Mapping[int, bytes] = field(default_factory=dict)
+    harder: Fraction = Fraction(1)
     offered: bool = False
     hidden: dict[int, HiddenRounds] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ Any stage may raise `Refused` instead. A retry or failover goes back to `Routed`
 from __future__ import annotations
 
 from enum import StrEnum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.inference.record import Record
@@ -48,6 +49,7 @@ PATHS: Final[Mapping[str, Surface]] = {
     "/v1/embeddings": Surface.EMBEDDINGS,
 }
 UPSTREAM_PATHS: Final[Mapping[Surface, str]] = {surface: path for path, surface in PATHS.items()}
+AS_USUAL: Final = Fraction(1)
 NO_BUDGET: Final = LatencyBudget()
 
 
@@ -94,11 +96,16 @@ class Identified(Record, frozen=True):
 
 
 class Allowed(Record, frozen=True):
-    """What the tenant may use: the model, and the pools that may serve it, the default first."""
+    """What the tenant may use: the model, and the pools that may serve it, the default first.
+
+    `harder`: the share of a compaction's price that counts, and of its tail that is kept, by the step of a
+    budget's ladder: 1 is as usual, less compacts earlier and deeper.
+    """
 
     identified: Identified
     model: Model
     pools: tuple[Pool, ...]
+    harder: Fraction = AS_USUAL
 
 
 class Planned(Record, frozen=True):
