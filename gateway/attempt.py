@@ -14,6 +14,7 @@ estimated and marked so.
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -53,6 +54,7 @@ REFUSES_WITHIN_S: Final = 2.0
 
 _AFTER_DONE_S: Final = 2.0
 _PRINTABLE: Final = "!#$&'()*+,/:;<=>?@[]^`{|}~ "
+_UNQUOTED: Final = re.compile(r"[0-9A-Za-z._~/:-]+", re.ASCII).fullmatch
 OVERLOAD: Final = frozenset({429, 503})
 _CALLED_OFF: Final = {
     Cause.CLIENT_GONE: Outcome.CLIENT_DISCONNECTED,
@@ -61,6 +63,11 @@ _CALLED_OFF: Final = {
 }
 _TOO_LATE: Final = Refused(Kind.UPSTREAM_TIMEOUT, "The model server did not answer in time.")
 _STOPPING: Final = Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2)
+
+
+def _shown(task: str) -> str:
+    """A task's name as a header can carry it; most need no quoting."""
+    return task if _UNQUOTED(task) else quote(task, safe=_PRINTABLE)
 
 
 class Attempt:
@@ -367,7 +374,7 @@ class Attempt:
             (b"x-request-id", self._row.request_id.encode()),
             (b"x-ctxgate-pool", self._row.pool.encode()),
             (b"x-ctxgate-replica", self._row.replica.encode()),
-            (b"x-ctxgate-task", quote(self._row.task, safe=_PRINTABLE).encode()),
+            (b"x-ctxgate-task", _shown(self._row.task).encode()),
         ]
         headers += predicted(self._held)
         if self._row.predicted_cached_tokens is not None:

@@ -43,6 +43,7 @@ _TASK_HEADERS: Final = (
     "x-litellm-trace-id",
     "helicone-session-id",
 )
+_ANY_TASK_HEADER: Final = frozenset(_TASK_HEADERS)
 _METADATA_KEYS: Final = ("task_id", "session_id", "thread_id")
 _BODY_FIELDS: Final = ("prompt_cache_key", "safety_identifier", "user")
 _PROMPTS: Final = {
@@ -131,9 +132,10 @@ def _task(inbound: Inbound, root: bytes) -> Task:
         for name in _METADATA_KEYS:
             if _usable(value := metadata.get(name)):
                 return Task(value, f"metadata.{name}")
-    for name in _TASK_HEADERS:
-        if _usable(value := _text(inbound.headers.get(name))):
-            return Task(value, name)
+    if not _ANY_TASK_HEADER.isdisjoint(inbound.headers):
+        for name in _TASK_HEADERS:
+            if _usable(value := _text(inbound.headers.get(name))):
+                return Task(value, name)
     if trace := _trace_id(inbound.headers.get("traceparent", "")):
         return Task(trace, "traceparent")
     for name in _BODY_FIELDS:

@@ -8,6 +8,7 @@ text is never re-serialized (a re-serialized prompt is another prompt to the pre
 from __future__ import annotations
 
 from bisect import bisect_right
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -90,6 +91,8 @@ def _known_decoder() -> msgspec.json.Decoder[_Known]:
 
 
 _KNOWN: Final = _known_decoder()
+_ENGINE_NAMES: Final = tuple(sorted(ENGINE_FIELDS))
+_engine_values: Final = attrgetter(*_ENGINE_NAMES)
 
 
 Pieces: TypeAlias = "tuple[bytes | memoryview, ...]"
@@ -151,7 +154,17 @@ class Body:
         if self._known is None or name not in KNOWN:
             return self.members.get(name)
         value: msgspec.Raw = getattr(self._known, name)
-        return value if memoryview(value).nbytes else None
+        return None if value is _ABSENT else value
+
+    @property
+    def engine_fields(self) -> tuple[str, ...]:
+        """Those of ENGINE_FIELDS that are there, whatever they hold."""
+        if self._known is None:
+            return tuple(name for name in _ENGINE_NAMES if name in self.members)
+        values = _engine_values(self._known)
+        if values.count(_ABSENT) == len(values):  # it is one object, so that this compares no contents
+            return ()
+        return tuple(name for name, value in zip(_ENGINE_NAMES, values, strict=True) if value is not _ABSENT)
 
     def has(self, name: str) -> bool:
         """Whether the member is there and not null."""
