@@ -31,7 +31,7 @@ from ctxgate.gateway.config_provider import PROVIDER
 from ctxgate.gateway.config_routing import CLASSES, LOAD, MODEL_ROUTING
 from ctxgate.gateway.config_schema import Field, ListOf, MapOf, Section, Short
 from ctxgate.gateway.config_speed import PROFILE, SPEED
-from ctxgate.inference import wire
+from ctxgate.inference import wire_fields
 
 MIB: Final = 2**20
 _LISTEN: Final = Listen()
@@ -328,7 +328,7 @@ KEY_HASH: Final = Field(
 )
 ENGINE_FIELDS: Final = Field(
     "allow_engine_fields",
-    ListOf(choice(*sorted(wire.ENGINE_FIELDS))),
+    ListOf(choice(*sorted(wire_fields.ENGINE_FIELDS))),
     "Engine-only request fields that this key may set; from others they are refused.",
     (),
     default_text="none",

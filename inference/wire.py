@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, Ty
 import msgspec
 
 from ctxgate.inference.frame import WHITESPACE, Frame, Span, frame_at, framed, walked
+from ctxgate.inference.wire_fields import ENGINE_FIELDS, KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,55 +29,6 @@ _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ITEM: Final = msgspec.json.Decoder(msgspec.Raw)
 _ANY: Final = msgspec.json.Decoder()
 _ABSENT: Final = msgspec.Raw(b"")
-# Fields of vLLM that reach past the caller's own request: into other tenants' caches, the scheduler,
-# the engine's memory or its connectors.
-ENGINE_FIELDS: Final = frozenset(
-    {
-        "cache_salt",
-        "chat_template",
-        "ec_transfer_params",
-        "echo",
-        "enable_response_messages",
-        "ignore_eos",
-        "kv_transfer_params",
-        "logits_processors",
-        "media_io_kwargs",
-        "min_tokens",
-        "mm_processor_kwargs",
-        "previous_input_messages",
-        "priority",
-        "prompt_embeds",
-        "prompt_logprobs",
-        "repetition_detection",
-        "request_id",
-        "return_token_ids",
-        "session_id",
-        "truncate_prompt_tokens",
-        "use_beam_search",
-        "vllm_xargs",
-        "watermarking",
-    }
-)
-KNOWN: Final = ENGINE_FIELDS | {
-    "best_of",
-    "chat_template_kwargs",
-    "documents",
-    "input",
-    "max_completion_tokens",
-    "max_tokens",
-    "metadata",
-    "model",
-    "n",
-    "prompt",
-    "prompt_cache_key",
-    "reasoning_effort",
-    "safety_identifier",
-    "service_tier",
-    "stream",
-    "stream_options",
-    "tools",
-    "user",
-}
 
 
 class _Known(msgspec.Struct):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINKS: Final = 50_000  # of chains
 SESSIONS: Final = 10_000
 _STORED: Final = 64  # rows of blocks per session: what its latest attempts stored
-_LATEST: Final = 16  # links at a chain's end: there the next turn's prompt goes on from the one before
+_LATEST: Final = 32  # links at a chain's end: there the next turn's prompt goes on from the one before
 _LINK_BYTES: Final = 250
 _SESSION_BYTES: Final = 1000
 _PROOF: Final = 8  # predictions in a row that came true prove a stream that was not read from its start

@@ -8,7 +8,7 @@ import pytest
 
 from config_texts import DIGEST, VALID, edited, problems, read_text, shown
 from ctxgate.gateway.config_load import ConfigError
-from ctxgate.inference.wire import ENGINE_FIELDS
+from ctxgate.inference.wire_fields import ENGINE_FIELDS
 
 RATES_FAST = (
     "    rates: {effective: 2026-01-01, usd_per_million_uncached: 1.25, usd_per_million_cached: 0.125,\n"

@@ -13,6 +13,7 @@ from ctxgate.gateway.errors import Kind, Refused, body_of
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.inbound import MAX_MESSAGES, check_engine_fields, read_inbound
 from ctxgate.inference import wire
+from ctxgate.inference.wire_fields import ENGINE_FIELDS
 from support.behaviours import plays
 from support.client import CHAT
 from support.gateway import HELLO, MODEL, bearer
@@ -73,7 +74,7 @@ WRONG: list[tuple[Surface, dict[str, Any], Kind, str]] = [
         for name in ("max_tokens", "max_completion_tokens", "n", "best_of")
         for value in NO_COUNT
     ],
-    *[(C, {name: value}, Kind.FORBIDDEN_FIELD, name) for name in sorted(wire.ENGINE_FIELDS) for value in SET],
+    *[(C, {name: value}, Kind.FORBIDDEN_FIELD, name) for name in sorted(ENGINE_FIELDS) for value in SET],
 ]
 
 

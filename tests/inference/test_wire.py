@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxgate.inference.wire import (
-    KNOWN,
     Body,
     Edit,
     NotAnObject,
@@ -23,6 +22,7 @@ from ctxgate.inference.wire import (
     with_member,
     with_members,
 )
+from ctxgate.inference.wire_fields import KNOWN
 
 SPACES = st.text(alphabet=" \t\r\n", max_size=3)
 NAMES = st.sampled_from(["model", "stream_options", "messages", "a", "", 'q"\\', "é", "x y", "n"]) | st.text(
