@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ctxgate.gateway.agreement import Outcome, read_answer
-from ctxgate.gateway.attempt import Attempt
-from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.flow import Task
-from ctxgate.gateway.instants import day_of
-from ctxgate.gateway.pool_probe import own_call
-from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
-from ctxgate.inference.finding import Finding
-from ctxgate.inference.probe import probe
-from ctxgate.inference.rates import charge
+from ctxgate.gateway.own_calls import Cost, heard, own_call
+from ctxgate.gateway.recall_probe_run import records_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ctxgate.gateway.agreement import Answer, Case
     from ctxgate.gateway.config import Config, Model
-    from ctxgate.gateway.edge import Message
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.services import Services
 
@@ -45,14 +38,12 @@ class NotComparable(Exception):
 
 @dataclass(slots=True)
 class Side:
-    """One of the two pools: its model, its replicas that answer, and what its calls cost in nano-dollars."""
+    """One of the two pools: its model, its replicas that answer, and what its calls cost."""
 
     pool: str
     model: Model
     records: Sequence[ReplicaRecord]
-    calls: int = 0
-    tokens: int = 0
-    nano: int = 0
+    cost: Cost = field(default_factory=Cost)
     turn: Iterator[ReplicaRecord] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,14 +73,7 @@ async def side(services: Services, pool: str, model: Model) -> Side:
     hosted = services.config.pools[pool].provider is not None
     deadline = asyncio.get_running_loop().time() + (LOADING_S if hosted else 0.0)
     while True:
-        up: list[ReplicaRecord] = []
-        for record in services.fleet.records():
-            if record.pool.name == pool:
-                headers = services.upstream_headers(record.pool)
-                found = await probe(services.client, record.replica.url, headers, PROBE_TIMEOUT_S)
-                services.fleet.probed(pool, record.replica.name, found)
-                up += [record] if found.finding is Finding.WELL else []
-        if up:
+        if up := await records_up(services, pool):
             return Side(pool, model, up)
         if asyncio.get_running_loop().time() >= deadline:
             raise NotComparable(f"no replica of the pool {pool} answers")
@@ -125,38 +109,13 @@ async def _asked(services: Services, side: Side, case: Case) -> Answer | None:
         held = own_call(services, record, side.model, msgspec.json.encode(body), TASK)
     except Refused:
         return None
-    kept = _Kept()
-    reply = Reply(kept.receive, kept.send)
-    reply.watch()
-    try:
-        answered = await Attempt(services, held, reply).run()
-    except Refused:
+    found = await heard(services, held, PATIENCE_S)
+    if found is None:
         return None
-    finally:
-        reply.unwatch()
-    if answered.status != 200:
-        return None
-    usage = answered.usage
-    day = day_of(held.attempt.opened_at_us)
-    side.calls += 1
-    side.tokens += (usage.prompt or 0) + (usage.output.value or 0)
-    side.nano += charge(usage, record.pool.rates, day).total or 0
+    answered, answer = found
+    side.cost.count(answered)
     try:
-        document: Any = msgspec.json.decode(bytes(kept.body))
+        document: Any = msgspec.json.decode(answer)
     except msgspec.DecodeError:
         return None
     return read_answer(document)
-
-
-class _Kept:
-    """A client that waits for long and keeps the answer's bytes."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-
-    async def receive(self) -> Message:
-        await asyncio.sleep(PATIENCE_S)
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self.body += message.get("body", b"")

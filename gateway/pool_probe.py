@@ -6,63 +6,31 @@ configuration can name. So the ledger stays equal to the engines' own counters.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ctxgate.compression.plan import PromptPlan
-from ctxgate.compression.policy import Level
-from ctxgate.gateway.attempt import Attempt
-from ctxgate.gateway.config import Key
-from ctxgate.gateway.edge import Reply
-from ctxgate.gateway.errors import Refused
-from ctxgate.gateway.flow import Allowed, Identified, Planned, Surface, Task
-from ctxgate.gateway.inbound import read_inbound
-from ctxgate.gateway.instants import day_of
-from ctxgate.gateway.ledger import OWN_ORGANISATION
-from ctxgate.gateway.pipeline import Pipeline
+from ctxgate.gateway.own_calls import Cost, heard, own_call
 from ctxgate.inference import engine_load, template_probe
 from ctxgate.inference.client import UpstreamFailed
 from ctxgate.inference.engine_load import EngineLoad
-from ctxgate.inference.rates import charge
 from ctxgate.inference.template_facts import Extension, Findings, Verdict
 from ctxgate.inference.template_probe import Complete, Detokenize, Render, Told
 from ctxgate.inference.usage import Certainty
 
 if TYPE_CHECKING:
     from ctxgate.gateway.config import Model
-    from ctxgate.gateway.edge import Message
     from ctxgate.gateway.fleet import ReplicaRecord
-    from ctxgate.gateway.flow import Answered, Held
+    from ctxgate.gateway.flow import Answered
     from ctxgate.gateway.services import Services
     from ctxgate.inference.template_facts import TemplateFacts
     from ctxgate.inference.template_probe import Ask
 
-KEY: Final = Key("ctxgate", b"", OWN_ORGANISATION, OWN_ORGANISATION)
-TASK: Final = Task("probe", "gateway")
 PATIENCE_S: Final = 60.0  # for one call; then it is ended as if its client had gone
 _ASK_TIMEOUT_S: Final = 10.0
 _RENDER: Final = "/v1/chat/completions/render"
-
-
-@dataclass(slots=True)
-class Cost:
-    """What a probe has used: calls that were answered, their tokens, nano-dollars where known."""
-
-    calls: int = 0
-    tokens: int = 0
-    nano: int = 0
-
-    def count(self, answered: Answered) -> None:
-        """Add an answered call."""
-        usage, held = answered.usage, answered.held
-        day = day_of(held.attempt.opened_at_us)
-        self.calls += 1
-        self.tokens += (usage.prompt or 0) + (usage.output.value or 0)
-        self.nano += charge(usage, held.routed.pool.rates, day).total or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,42 +157,16 @@ class _Examination:
             return Told()
         more = {"model": self._model.engine_name, "max_tokens": 1}
         held = own_call(self._services, self._record, self._model, msgspec.json.encode(body | more))
-        reply = Reply(_leaves, _taken)
-        reply.watch()
-        try:
-            answered = await Attempt(self._services, held, reply).run()
-        except Refused:
-            return Told()
-        finally:
-            reply.unwatch()
-        return self._counted(answered)
+        found = await heard(self._services, held, PATIENCE_S)
+        return Told() if found is None else self._counted(found[0])
 
     def _counted(self, answered: Answered) -> Told:
         usage = answered.usage
-        if answered.status != 200 or usage.prompt is None:
+        if usage.prompt is None:
             return Told()
         known = usage.cached.certainty is Certainty.MEASURED
         self._cost.count(answered)
         return Told(prompt=usage.prompt, cached=usage.cached.value if known else None)
-
-
-def own_call(services: Services, record: ReplicaRecord, model: Model, raw: bytes, task: Task = TASK) -> Held:
-    """A chat call with the body `raw`, past every stage that decides something: where it goes is known."""
-    pool, replica = record.pool, record.replica
-    inbound = read_inbound(f"req_{services.new_id()}", Surface.CHAT, {}, raw, services.now_us())
-    allowed = Allowed(Identified(inbound, KEY, task, b"ctxgate probe"), model, (pool,))
-    planned = Planned(allowed, PromptPlan((raw,)), Level.OFF)
-    return Pipeline(services).hold(services.routing.fixed(planned, pool, replica, "probe"), 1)
-
-
-async def _leaves() -> Message:
-    """A client that waits for long, and leaves."""
-    await asyncio.sleep(PATIENCE_S)
-    return {"type": "http.disconnect"}
-
-
-async def _taken(_: Message) -> None:
-    """The answer's text is of no interest."""
 
 
 def _token_ids(value: object) -> tuple[int, ...] | None:

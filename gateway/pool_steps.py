@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ctxgate.gateway.attempt import Attempt
-from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.extras import has_events
-from ctxgate.gateway.pool_probe import own_call
+from ctxgate.gateway.own_calls import heard, own_call
 from ctxgate.inference.client import UpstreamFailed
 from ctxgate.inference.template_facts import Extension
 from ctxgate.inference.template_texts import filler
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ctxgate.gateway.config import KvEvents
-    from ctxgate.gateway.edge import Message
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.pool_probe import Examined
     from ctxgate.gateway.services import Services
@@ -147,20 +144,16 @@ async def _asked(
     if not services.ledger.healthy:  # a call that cannot be booked is not made
         return None
     model = services.config.models[known.model]
-    kept = _Kept()
-    reply = Reply(kept.receive, kept.send)
-    reply.watch()
     try:
         held = own_call(services, record, model, msgspec.json.encode(body))
-        answered = await Attempt(services, held, reply).run()
     except Refused:
         return None
-    finally:
-        reply.unwatch()
-    if answered.status != 200:
+    found = await heard(services, held, _PATIENCE_S)
+    if found is None:
         return None
+    answered, answer = found
     known.cost.count(answered)
-    return bytes(kept.body)
+    return answer
 
 
 def _read(told: _Streamed, data: str) -> None:
@@ -317,20 +310,6 @@ def _fingerprint(told: _Streamed) -> Step:
         lost = "a changed engine is only noticed by an outage"
         return Step(10, "fingerprint", NO if told.answered else UNKNOWN, "", lost)
     return Step(10, "fingerprint", YES, told.fingerprint[:64])
-
-
-class _Kept:
-    """A client that waits for long and keeps the answer's bytes."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-
-    async def receive(self) -> Message:
-        await asyncio.sleep(_PATIENCE_S)
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self.body += message.get("body", b"")
 
 
 @dataclass(slots=True)

@@ -5,29 +5,22 @@ Like the calls of `pool_probe`, these belong to an organisation that no configur
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ctxgate.gateway import recall_probe
-from ctxgate.gateway.attempt import Attempt
-from ctxgate.gateway.edge import Reply
-from ctxgate.gateway.errors import Refused
-from ctxgate.gateway.instants import day_of
-from ctxgate.gateway.pool_probe import own_call
+from ctxgate.gateway.own_calls import Cost, heard, own_call
 from ctxgate.gateway.recall_probe import SIZING, Cell, Needle, Result, Row, sentences_for
 from ctxgate.gateway.replica_watch import PROBE_TIMEOUT_S
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import probe
-from ctxgate.inference.rates import charge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ctxgate.gateway.config import Model
-    from ctxgate.gateway.edge import Message
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.services import Services
 
@@ -81,9 +74,7 @@ class RecallProbe:
     model: Model
     questions: Questions
     step: Callable[[], None] = lambda: None
-    calls: int = 0
-    tokens: int = 0
-    nano: int = 0
+    cost: Cost = field(default_factory=Cost)
     _turn: int = 0
     _found: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _longest: dict[int, int] = field(default_factory=dict)
@@ -108,9 +99,9 @@ class RecallProbe:
             threshold=asked.threshold,
             reliable_length=recall_probe.reliable(rows, asked.threshold),
             rows=rows,
-            calls=self.calls,
-            tokens=self.tokens,
-            cost_nano=self.nano,
+            calls=self.cost.calls,
+            tokens=self.cost.tokens,
+            cost_nano=self.cost.nano,
         )
 
     def _row(self, length: int) -> Row:
@@ -137,38 +128,15 @@ class RecallProbe:
             "temperature": 0,
         }
         held = own_call(self.services, record, self.model, msgspec.json.encode(body))
-        answer = _Answer(self.questions.patience_s)
-        reply = Reply(answer.receive, answer.send)
-        reply.watch()
-        try:
-            answered = await Attempt(self.services, held, reply).run()
-        except Refused:
+        found = await heard(self.services, held, self.questions.patience_s)
+        if found is None:
             return None
-        finally:
-            reply.unwatch()
-        usage = answered.usage
-        if answered.status != 200 or usage.prompt is None:
+        answered, answer = found
+        prompt = answered.usage.prompt
+        if prompt is None:
             return None
-        day = day_of(held.attempt.opened_at_us)
-        self.calls += 1
-        self.tokens += usage.prompt + (usage.output.value or 0)
-        self.nano += charge(usage, record.pool.rates, day).total or 0
-        return _Told(_text_of(bytes(answer.body)), usage.prompt)
-
-
-class _Answer:
-    """A client that waits for so long and keeps the answer's bytes."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self.body = bytearray()
-
-    async def receive(self) -> Message:
-        await asyncio.sleep(self._patience_s)
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self.body += message.get("body", b"")
+        self.cost.count(answered)
+        return _Told(_text_of(answer), prompt)
 
 
 def _text_of(body: bytes) -> str:

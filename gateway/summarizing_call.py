@@ -21,6 +21,7 @@ from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Identified, Inbound, Planned, Surface
 from ctxgate.gateway.ledger import Outcome
+from ctxgate.gateway.own_calls import Listener
 from ctxgate.gateway.pipeline import Pipeline
 from ctxgate.gateway.services import noted
 from ctxgate.inference import wire
@@ -28,7 +29,6 @@ from ctxgate.inference.record import Record
 from ctxgate.inference.template_facts import Extension
 
 if TYPE_CHECKING:
-    from ctxgate.gateway.edge import Message
     from ctxgate.gateway.fleet import ReplicaRecord
     from ctxgate.gateway.flow import Answered, Held
     from ctxgate.gateway.services import Services
@@ -78,8 +78,8 @@ async def notes_of(services: Services, held: Held, sent: Body, budget: int) -> N
         refuse_tools=refuse,
         cache_salt=Pipeline(services).cache_salt(held.routed.planned.allowed),
     )
-    taken = _Taken()
-    reply = Reply(_leaves, taken.take)
+    listener = Listener(PATIENCE_S)
+    reply = Reply(listener.receive, listener.send)
     attempt = Attempt(services, _held(services, held, pieces, output), reply)
     try:
         answered = await _ran(services, attempt, reply)
@@ -88,7 +88,7 @@ async def notes_of(services: Services, held: Held, sent: Body, budget: int) -> N
             raise
         return Notes(None, fault="timeout" if refused.kind is Kind.UPSTREAM_TIMEOUT else "upstream")
     if answered.outcome is Outcome.COMPLETED:
-        return _read(bytes(taken.body))
+        return _read(bytes(listener.body))
     return Notes(None, fault=_fault(answered, attempt.refusal))
 
 
@@ -153,22 +153,6 @@ def _held(services: Services, held: Held, pieces: Pieces, output_tokens: int) ->
     opened = Pipeline(services).hold(services.routing.fixed(planned, pool, replica, PURPOSE), 1)
     attempt = msgspec.structs.replace(opened.attempt, purpose=PURPOSE)
     return msgspec.structs.replace(opened, attempt=attempt)
-
-
-class _Taken:
-    """Takes an answer in place of a client."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-
-    async def take(self, message: Message) -> None:
-        self.body += message.get("body", b"")
-
-
-async def _leaves() -> Message:
-    """A client that waits for long, and leaves."""
-    await asyncio.sleep(PATIENCE_S)
-    return {"type": "http.disconnect"}
 
 
 def _read(answer: bytes) -> Notes:

@@ -139,8 +139,8 @@ def as_text(figures: Comparison, found: Sequence[Outcome], sides: tuple[Side, Si
         lines.append(f"  {figures.failed} cases were not answered by both")
     differing = [one.case.name for one in found if one.agrees is False]
     lines += [f"  ! {name}: the answers differ" for name in differing[:10]]
-    usd = format_usd(first.nano + second.nano)
-    calls = first.calls + second.calls
+    usd = format_usd(first.cost.nano + second.cost.nano)
+    calls = first.cost.calls + second.cost.calls
     lines.append(f"The comparison took {calls} calls, ${usd}; they are booked to the task compare.")
     return "\n".join(lines)
 
@@ -157,7 +157,7 @@ def as_json(figures: Comparison, found: Sequence[Outcome], sides: tuple[Side, Si
         },
         "discordant": {sides[0].pool: figures.only_first, sides[1].pool: figures.only_second},
         "p_value": figures.p_value,
-        "cost_usd": format_usd(sides[0].nano + sides[1].nano),
+        "cost_usd": format_usd(sides[0].cost.nano + sides[1].cost.nano),
         "outcomes": [
             {
                 "id": one.case.name,

@@ -10,7 +10,8 @@ import pytest
 
 from config_texts import VALID
 from ctxgate.gateway.cli import main
-from ctxgate.gateway.pool_probe import Cost, Examined
+from ctxgate.gateway.own_calls import Cost
+from ctxgate.gateway.pool_probe import Examined
 from ctxgate.gateway.pool_report import ReplicaReport, as_json, as_text, with_window
 from ctxgate.inference.template_facts import (
     CacheReport,

@@ -59,9 +59,9 @@ async def test_two_pools_of_the_same_engine_agree(tmp_path: Path) -> None:
     assert (figures.agreement, figures.failed) == (Share(4, 4), 0)
     assert (figures.first_passes, figures.second_passes) == (Share(1, 2), Share(1, 2))
     assert (figures.only_first, figures.only_second, figures.p_value) == (0, 0, 1.0)
-    assert sides[0].calls == sides[1].calls == 4
+    assert sides[0].cost.calls == sides[1].cost.calls == 4
     assert {(row.opened.organisation, row.opened.task) for row in rows} == {("ctxgate", "compare")}
-    assert sum(one.nano for one in sides) == sum(row.settled.charge.total or 0 for row in rows)
+    assert sum(one.cost.nano for one in sides) == sum(row.settled.charge.total or 0 for row in rows)
 
     # 4 of 4: Wilson's lower end is 4 / (4 + 1.96^2) = 0.51
     assert verdicts(figures, 0.51, None) == []

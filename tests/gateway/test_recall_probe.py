@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from ctxgate.gateway import pool_probe
+from ctxgate.gateway import own_calls
 from ctxgate.gateway.cli import main
 from ctxgate.gateway.config import Model, Pool, Replica
 from ctxgate.gateway.context_lengths import Windows
@@ -259,7 +259,7 @@ def test_bad_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_organisation_is_the_gateways_own() -> None:
-    assert (pool_probe.KEY.organisation, pool_probe.TASK.name) == ("ctxgate", "probe")
+    assert (own_calls.KEY.organisation, own_calls.TASK.name) == ("ctxgate", "probe")
     assert json.loads(encode(RESULT))["reliable_length"] == 993
 
 
