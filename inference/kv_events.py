@@ -11,14 +11,19 @@ Hashes are the low 64 bits of the engine's, as it sends them unless it is told t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 
 from ctxgate.inference.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+SLICE: Final = 512
+"""The blocks that are read in one go; a step of an engine that computes 8192 tokens has as many."""
 
 DEVICE: Final = "GPU"
 """The tier that an engine computes with; its CPU build calls it so too."""
@@ -34,6 +39,8 @@ _REMOVED: Final = "BlockRemoved"
 _CLEARED: Final = "AllBlocksCleared"
 _MAP: Final = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """The first byte of a map in MessagePack."""
+_STARTS: Final = {kind: msgspec.msgpack.encode({"type": kind})[1:] for kind in (_STORED, _REMOVED, _CLEARED)}
+"""What follows the first byte of a small map that begins with its type."""
 
 
 class Undecodable(Exception):
@@ -75,12 +82,15 @@ class Batch(Record, frozen=True):
     """The events of one step of the engine. `unknown` counts those of a type that is not known here.
 
     `remote` counts events about blocks of another machine, which say nothing of this one's cache.
+    A large step comes in slices, each a batch: `first` and `last` tell where in the step a slice stands.
     """
 
     events: tuple[Event, ...]
     unknown: int = 0
     remote: int = 0
     rank: int | None = None
+    first: bool = True
+    last: bool = True
 
 
 class Message(Record, frozen=True):
@@ -178,52 +188,102 @@ def replay_request(start: int) -> tuple[bytes, bytes]:
 
 def decode(batch: bytes) -> Batch:
     """The events of a batch, in order. Raises `Undecodable` where it, or a known type's fields, are wrong."""
+    (whole,) = slices(batch, sys.maxsize)
+    return whole
+
+
+def slices(batch: bytes, most: int = SLICE) -> Iterator[Batch]:
+    """The events of a batch, in order, in slices of fewer than twice `most` blocks and events.
+
+    Blocks that follow one another may be cut: the next slice goes on behind the last one. It is read as it
+    is asked for. Raises `Undecodable` where what comes next cannot be read; what came before it is then void
+    too, since nobody knows what else the batch told of.
+    """
     try:
         read = _BATCH.decode(batch)
-        events: list[Event] = []
-        unknown = remote = 0
+        now, rank = _Slice(), read.data_parallel_rank
+        first = True
         for raw in read.events:
-            event, is_remote = _event(raw)
-            if is_remote:
-                remote += 1
-            elif event is None:
-                unknown += 1
-            else:
-                events.append(event)
+            for event in _pieces(raw, most):
+                if now.work >= most:
+                    yield now.batch(rank, first=first, last=False)
+                    now, first = _Slice(), False
+                now.add(event)
+        yield now.batch(rank, first=first, last=True)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Undecodable(f"a batch that cannot be read ({type(error).__name__})") from None
-    return Batch(tuple(events), unknown, remote, read.data_parallel_rank)
 
 
-def _event(raw: msgspec.Raw) -> tuple[Event | None, bool]:
-    """The event, None for one of a type that is not known; and whether it is of another machine."""
+class _Skipped(StrEnum):
+    """Why an event is left out."""
+
+    UNKNOWN = "unknown"
+    REMOTE = "remote"
+
+
+class _Slice:
+    """Collects a slice."""
+
+    def __init__(self) -> None:
+        self.work = 0
+        self._events: list[Event] = []
+        self._skipped: list[_Skipped] = []
+
+    def add(self, event: Event | _Skipped) -> None:
+        self.work += 1
+        if isinstance(event, _Skipped):
+            self._skipped.append(event)
+            return
+        self._events.append(event)
+        if not isinstance(event, Cleared):
+            self.work += len(event.hashes)
+
+    def batch(self, rank: int | None, *, first: bool, last: bool) -> Batch:
+        unknown = self._skipped.count(_Skipped.UNKNOWN)
+        remote = len(self._skipped) - unknown
+        return Batch(tuple(self._events), unknown, remote, rank, first, last)
+
+
+def _pieces(raw: msgspec.Raw, most: int) -> Iterator[Event | _Skipped]:
+    """An event, in pieces of at most so many blocks."""
     view = memoryview(raw)
     is_map = view.nbytes > 0 and view[0] in _MAP
-    kind = (_TYPED if is_map else _TYPED_ARRAY).decode(view).type
+    kind = _kind(view, is_map=is_map)
     if kind == _STORED:
         stored = _STORED_MAP.decode(view) if is_map else _STORED_ARRAY.decode(view)
-        return _stored(stored), stored.locality == _REMOTE
-    if kind == _REMOVED:
+        yield from (_Skipped.REMOTE,) if stored.locality == _REMOTE else _stored(stored, most)
+    elif kind == _REMOVED:
         removed = _REMOVED_MAP.decode(view) if is_map else _REMOVED_ARRAY.decode(view)
-        event = Removed(_numbers(removed.block_hashes), removed.medium or DEVICE, removed.group_idx or 0)
-        return event, removed.locality == _REMOTE
-    return (Cleared() if kind == _CLEARED else None), False
+        yield from (_Skipped.REMOTE,) if removed.locality == _REMOTE else _removed(removed, most)
+    else:
+        yield Cleared() if kind == _CLEARED else _Skipped.UNKNOWN
 
 
-def _stored(told: _StoredMap | _StoredArray) -> Stored:
-    parent = told.parent_block_hash
-    return Stored(
-        _numbers(told.block_hashes),
-        None if parent is None else _number(parent),
-        told.block_size,
-        told.medium or DEVICE,
-        told.session_id,
-        told.group_idx or 0,
-    )
+def _kind(view: memoryview, *, is_map: bool) -> str:
+    """The type of an event. Mostly it stands first, and the rest, a long prompt's tokens, is not read."""
+    for kind, starts in _STARTS.items():
+        if is_map and view[1 : 1 + len(starts)] == starts:
+            return kind
+    return (_TYPED if is_map else _TYPED_ARRAY).decode(view).type
 
 
-def _numbers(hashes: list[Any]) -> tuple[int, ...]:
-    return tuple(map(_number, hashes))
+def _stored(told: _StoredMap | _StoredArray, most: int) -> Iterator[Stored]:
+    parent = None if told.parent_block_hash is None else _number(told.parent_block_hash)
+    block, tier, group = told.block_size, told.medium or DEVICE, told.group_idx or 0
+    for hashes in _numbers(told.block_hashes, most):
+        yield Stored(hashes, parent, block, tier, told.session_id, group)
+        parent = hashes[-1] if hashes else parent
+
+
+def _removed(told: _RemovedMap | _RemovedArray, most: int) -> Iterator[Removed]:
+    for hashes in _numbers(told.block_hashes, most):
+        yield Removed(hashes, told.medium or DEVICE, told.group_idx or 0)
+
+
+def _numbers(hashes: list[int | bytes], most: int) -> Iterator[tuple[int, ...]]:
+    """The hashes as numbers, so many at a time; none at all is one time."""
+    for start in range(0, len(hashes) or 1, most):
+        yield tuple(map(_number, hashes[start : start + most]))
 
 
 def _number(told: int | bytes) -> int:

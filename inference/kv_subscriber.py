@@ -51,7 +51,7 @@ class Follower(Protocol):
         """What was known is void; the messages from this number on follow, 0 being the engine's first."""
 
     def apply(self, batch: Batch) -> None:
-        """The events of one step, in order."""
+        """The events of one step, in order; of a large one a slice. Others run between slices."""
 
     def lost(self, problem: str) -> None:
         """Something was not understood or could not be fetched; `begin` follows where it matters."""
@@ -115,7 +115,7 @@ class Subscriber:
             return
         match self._order.judge(message):
             case Verdict.NEXT:
-                self._read(message)
+                await self._read(message)
             case Verdict.GAP:
                 await self._fill(message)
             case Verdict.RESTARTED:
@@ -123,16 +123,17 @@ class Subscriber:
             case Verdict.OLD:
                 pass
 
-    def _read(self, message: Message) -> None:
+    async def _read(self, message: Message) -> None:
         """Tell of a message that is next; one that cannot be read has told of nobody knows what."""
         self._order.read(message)
         try:
-            batch = kv_events.decode(message.batch or b"")
+            for part in kv_events.slices(message.batch or b""):
+                self._follower.apply(part)
+                if not part.last:
+                    await asyncio.sleep(0)
         except Undecodable as error:
             self._follower.lost(str(error))
             self._restart(self._order.next)
-            return
-        self._follower.apply(batch)
 
     def _restart(self, first: int) -> None:
         self._order.begin(first)
@@ -148,7 +149,7 @@ class Subscriber:
             if message.sequence < self._order.next:
                 return  # the replay told of it
             self._restart(message.sequence)
-        self._read(message)
+        await self._read(message)
 
     async def _fill(self, message: Message) -> None:
         """Fetch what is missing before a message; where that fails begin with it."""
@@ -160,7 +161,7 @@ class Subscriber:
             if self._order.next:
                 self._follower.lost(f"messages {self._order.next} to {message.sequence - 1} are lost")
             self._restart(message.sequence)
-        self._read(message)
+        await self._read(message)
 
     async def _replayed(self, start: int) -> None:
         """Read a replay from a number on, as far as it comes."""
@@ -200,7 +201,7 @@ class Subscriber:
                         self._follower.lost(f"messages {self._order.next} to {message.sequence - 1} are lost")
                     self._restart(message.sequence)
                 if verdict is not Verdict.OLD:
-                    self._read(message)
+                    await self._read(message)
                 if number % AT_ONCE == AT_ONCE - 1:
                     await asyncio.sleep(0)
         return True

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 BLOCKS: Final = 400_000  # kept of one replica: 6.4 million tokens in blocks of 16
 SEGMENT: Final = 256  # blocks of a segment, which is searched for one of them
 _BLOCK_BYTES: Final = 115
-_SPARED: Final = 0.75  # of the limit is left when room is made
 
 
 class Flags:
@@ -53,6 +52,8 @@ class Segment:
     Without a parent it is a beginning or, where `torn`, lies behind blocks that are not known. `copies`
     counts those in the engine's own memory; `near` flags blocks with one there, `here` those with a copy in
     any tier. `used` tells when it was last stored, `dropped` that it is no longer in the tree.
+
+    What lies behind a dropped segment is torn from then on; it is marked so when it is next looked at.
     """
 
     __slots__ = ("at", "copies", "dropped", "hashes", "here", "near", "parent", "torn", "used")
@@ -71,6 +72,18 @@ class Segment:
     def follow(self, before: Node) -> None:
         """What it lies behind has become known."""
         self.parent, self.at, self.torn = before.segment, before.at, False
+
+    def drop(self) -> None:
+        """It leaves the tree, and holds no memory for those that still point at it."""
+        self.dropped = self.torn = True
+        self.parent = None
+        self.hashes, self.copies, self.here, self.near = array("Q"), array("I"), Flags(), Flags()
+
+    def is_torn(self) -> bool:
+        """Whether what it lies behind is not known, or is no more."""
+        if self.parent is not None and self.parent.dropped:
+            self.parent, self.torn = None, True
+        return self.torn
 
 
 class Node(NamedTuple):
@@ -104,6 +117,8 @@ class Blocks:
         self._tier = tier
         self._limit = limit
         self._known: dict[int, Segment] = {}
+        self._there: dict[Segment, None] = {}  # with a block that is there: the longest unused first
+        self._gone: dict[Segment, None] = {}  # without one: the longest gone first
         self._far: dict[int, dict[str, int]] = {}  # copies in other tiers
         self._stores = 0
         self.strays = 0
@@ -126,12 +141,12 @@ class Blocks:
             node = self._place(each, before)
             if node is None:
                 node = self._grown(each, before, torn=torn)
-            elif node.at == 0 and node.segment.torn and not torn:
+            elif node.at == 0 and node.segment.is_torn() and not torn:
                 self._mend(node.segment, before)
             self._copied(node, each, tier)
             before, torn = node, False
-        if len(self._known) > self._limit:
-            self._make_room()
+        while len(self._known) > self._limit:
+            self._drop_one()
         return Stretch(first, before) if hashes and before is not None else None
 
     def remove(self, hashes: Iterable[int], tier: str) -> None:
@@ -142,14 +157,19 @@ class Blocks:
                 self.strays += 1
             elif not node.segment.copies[node.at] and each not in self._far:
                 node.segment.here.put(node.at, value=False)
+                if node.segment.here.unset == len(node.segment.hashes):
+                    self._there.pop(node.segment, None)
+                    self._gone[node.segment] = None
 
     def clear(self) -> None:
         """Take every copy away."""
         self._far.clear()
-        for segment in set(self._known.values()):
+        for segment in self._there:
             segment.copies = array("I", bytes(segment.copies.itemsize * len(segment.copies)))
             segment.here.wipe()
             segment.near.wipe()
+        self._gone |= self._there
+        self._there = {}
 
     def copies(self, block: int, tier: str) -> int:
         """How many copies of a block a tier has."""
@@ -191,7 +211,11 @@ class Blocks:
 
     def _copied(self, node: Node, block: int, tier: str) -> None:
         segment, at = node
-        segment.used = self._stores
+        if segment.used != self._stores:
+            segment.used = self._stores
+            self._gone.pop(segment, None)
+            self._there.pop(segment, None)
+            self._there[segment] = None
         segment.here.put(at, value=True)
         if tier == self._tier:
             segment.copies[at] += 1
@@ -219,31 +243,25 @@ class Blocks:
             del self._far[block]
         return True
 
-    def _make_room(self) -> None:
-        """Drop segments, those first of which nothing is there, the longest unused first."""
-        segments = sorted(
-            set(self._known.values()), key=lambda one: (one.here.unset < len(one.hashes), one.used)
-        )
-        aim = int(self._limit * _SPARED)
-        for segment in segments:
-            if len(self._known) <= aim:
-                break
-            self.overflowed |= segment.here.unset < len(segment.hashes)
-            segment.dropped = True
-            for block in segment.hashes:
-                del self._known[block]
-                self._far.pop(block, None)
-        for segment in segments:
-            if segment.parent is not None and segment.parent.dropped:
-                segment.parent, segment.torn = None, True  # so that nothing holds what was dropped
+    def _drop_one(self) -> None:
+        """Drop a segment: one of which nothing is there, else the longest unused one."""
+        self.overflowed |= not self._gone
+        segments = self._gone or self._there
+        segment = next(iter(segments))
+        del segments[segment]
+        for block in segment.hashes:
+            del self._known[block]
+            self._far.pop(block, None)
+        segment.drop()
 
 
 def path(node: Node) -> Iterator[Node]:
     """The last block of each segment that the path to a block leads through, backwards from itself."""
     segment, at = node
     while True:
+        torn = segment.is_torn()
         yield Node(segment, at)
-        if segment.parent is None:
+        if torn or segment.parent is None:
             return
         segment, at = segment.parent, segment.at
 
@@ -290,7 +308,7 @@ def run(node: Node) -> Run | None:
         if segment.near.unset:
             gone.append((segment, at + 1, blocks))
         blocks += at + 1
-        if segment.torn:
+        if segment.is_torn():
             return None
         if segment.parent is None:
             break

@@ -126,6 +126,7 @@ class KvPlace:
         self._young: dict[bytes, Mark] = {}
         self._old: dict[bytes, Mark] = {}
         self._sessions: dict[str, Session] = {}
+        self._stored: set[str] = set()  # sessions, in the step that is being read
         self.open: Counter[bytes] = Counter()  # links of prompts that are being read, not known before
 
     def begin(self, *, complete: bool) -> None:
@@ -151,13 +152,13 @@ class KvPlace:
         return self.tree.size + marks * _LINK_BYTES + len(self._sessions) * _SESSION_BYTES
 
     def apply(self, batch: Batch) -> set[str]:
-        """Take the events of one step, in order. The sessions that stored something."""
-        self.tick += 1
+        """Take the events of one step, in order. The sessions that stored something, at a step's end."""
+        if batch.first:
+            self.tick, self._stored = self.tick + 1, set()
         self.alive = True
         self.unknown += batch.unknown
         if batch.unknown:  # it may have told of anything: what is known has to prove itself
             self._complete, self._agreed = False, 0
-        stored: set[str] = set()
         for event in batch.events:
             if isinstance(event, Cleared):
                 self.tree.clear()
@@ -166,8 +167,8 @@ class KvPlace:
             elif isinstance(event, Removed):
                 self.tree.remove(event.hashes, event.tier)
             else:
-                self._store(event, stored)
-        return stored
+                self._store(event)
+        return self._stored if batch.last else set()
 
     def judge(self, *, right: bool) -> None:
         """A prediction came true, or did not."""
@@ -214,11 +215,11 @@ class KvPlace:
                 high = middle
         return low
 
-    def _store(self, event: kv_events.Stored, stored: set[str]) -> None:
+    def _store(self, event: kv_events.Stored) -> None:
         if self.block != event.block:
             self._mixed |= self.block is not None
             self.block = event.block
         stretch = self.tree.store(event.hashes, event.parent, event.tier)
         if stretch is not None and event.session is not None:
             self.session(event.session).add(stretch, len(event.hashes), self.tick)
-            stored.add(event.session)
+            self._stored.add(event.session)

@@ -17,6 +17,7 @@ from ctxgate.inference.kv_events import (
     decode,
     message,
     replay_request,
+    slices,
 )
 
 pack = msgspec.msgpack.encode
@@ -103,6 +104,38 @@ def test_routing_c1_unknown_fields_are_passed_over_and_unknown_types_are_counted
 def test_routing_c1_what_cannot_be_read_is_never_silence(broken: bytes) -> None:
     with pytest.raises(Undecodable):
         decode(broken)
+
+
+def test_slices_tell_the_same_in_order_and_hold_a_bounded_part_each() -> None:
+    told = batch(
+        stored_map(block_hashes=[*range(1, 11)], parent_block_hash=99, session_id="A"),
+        {"block_hashes": [1, 2], "type": "BlockRemoved"},  # its type does not stand first
+        *[{"type": "BlockMoved"}] * 3,
+        ["BlockRemoved", [3, 4, 5, 6, 7], "GPU"],
+        {"type": "AllBlocksCleared"},
+    )
+    parts = [*slices(told, 4)]
+    assert [event for part in parts for event in part.events] == [
+        Stored((1, 2, 3, 4), 99, 2, "GPU", "A"),
+        Stored((5, 6, 7, 8), 4, 2, "GPU", "A"),
+        Stored((9, 10), 8, 2, "GPU", "A"),
+        Removed((1, 2), "GPU"),
+        Removed((3, 4, 5, 6), "GPU"),
+        Removed((7,), "GPU"),
+        Cleared(),
+    ]
+    assert all(sum(1 + len(getattr(event, "hashes", ())) for event in part.events) < 9 for part in parts)
+    assert sum(part.unknown for part in parts) == 3
+    assert [part.first for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert len(parts) == 5
+
+
+def test_what_cannot_be_read_behind_the_first_slice_is_raised_when_it_is_come_to() -> None:
+    parts = slices(batch(*[{"type": "AllBlocksCleared"}] * 2, {"type": "BlockRemoved"}), 1)
+    assert next(parts).events == (Cleared(),)
+    with pytest.raises(Undecodable):
+        list(parts)
 
 
 def test_hashes_that_come_as_bytes_are_the_same_numbers() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ctxgate.inference.kv_events import END, Message, Stored
+from ctxgate.inference.kv_events import END, SLICE, Cleared, Message, Stored
 from ctxgate.inference.kv_order import Order, Verdict
 from ctxgate.inference.kv_subscriber import Endpoints, Subscriber, Waits
 
@@ -218,6 +218,54 @@ async def test_routing_c1_a_batch_that_cannot_be_read_makes_what_is_known_void()
         await engine.live.send_multipart((b"", b"no number"))
         await engine.publish([2])
         assert await told.until(2) == ["begin 0", 0, "lost", "begin 2", "lost", "begin 2", 2]
+
+
+class Slices(Told):
+    """Notes the blocks of each slice, and each turn that others had on the loop after it."""
+
+    def apply(self, batch: Batch) -> None:
+        blocks = sum(len(event.hashes) for event in batch.events if not isinstance(event, Cleared))
+        self._add(blocks)
+        if blocks > 1:
+            asyncio.get_running_loop().call_soon(self._add, "others")
+
+
+async def test_a_large_batch_is_read_in_slices_between_which_others_run_and_the_next_one_waits() -> None:
+    engine, told = Engine([]), Slices()
+    task = asyncio.create_task(Subscriber(Endpoints(engine.endpoints.events), told, PATIENT).run())
+    try:
+        await engine.hear()
+        stored = {"type": "BlockStored", "block_hashes": [*range(2 * SLICE + 100)], "token_ids": []}
+        for number, event in enumerate(
+            [stored | {"block_size": 16}, {"type": "BlockRemoved", "block_hashes": [1]}]
+        ):
+            batch = msgspec.msgpack.encode([0.0, [event], 0])
+            await engine.live.send_multipart((b"", number.to_bytes(8, "big"), batch))
+        log = [entry for entry in await told.until(1) if entry != "begin 0"]
+        assert log[:4] == [SLICE, "others", SLICE, "others"]
+        assert [entry for entry in log if entry != "others"] == [SLICE, SLICE, 100, 1]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.context.destroy(linger=0)
+
+
+async def test_a_batch_whose_end_cannot_be_read_makes_its_beginning_void_too() -> None:
+    engine, told = Engine([]), Slices()
+    task = asyncio.create_task(Subscriber(Endpoints(engine.endpoints.events), told, PATIENT).run())
+    try:
+        await engine.hear()
+        removed = {"type": "BlockRemoved", "block_hashes": [*range(SLICE)]}
+        broken = msgspec.msgpack.encode([0.0, [removed, {"type": "BlockRemoved"}], 0])
+        good = msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1]}], 0])
+        for number, batch in enumerate([broken, good]):
+            await engine.live.send_multipart((b"", number.to_bytes(8, "big"), batch))
+        log = [entry for entry in await told.until(1) if entry != "others"]
+        assert log in (["begin 0", "lost", "begin 1", 1], ["begin 0", SLICE, "lost", "begin 1", 1])
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.context.destroy(linger=0)
 
 
 async def test_routing_c13_silence_is_reported() -> None:

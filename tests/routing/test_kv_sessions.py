@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ctxgate.inference.kv_events import Batch, Cleared, Removed, Stored
+from ctxgate.routing.kv_blocks import depth
 from ctxgate.routing.kv_sessions import Dispatched, KvSessions, Outcome
 from ctxgate.routing.snapshot import Knowledge
 
@@ -230,6 +231,26 @@ def test_events_that_come_after_the_answer_are_still_its_own() -> None:
     talk.engine.evict(talk.prompt(messages), 5)
     messages = [*messages, (1, 2, *message(80, 30)), message(9, 20)]
     assert talk.ask(messages) == (80, 80)
+
+
+def test_a_step_told_in_slices_is_one_step_and_attempts_are_known_at_its_end() -> None:
+    talk = Talk()
+    messages = [message(1, 100)]
+    tokens = talk.prompt(messages)
+    hashes = tuple(hash_of(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK))
+    sent = talk.sessions.sent(PLACE, "A", talk.chain(messages))
+    one, two = (Stored(hashes[:3], None, BLOCK, "GPU", "A"), Stored(hashes[3:], hashes[2], BLOCK, "GPU", "A"))
+    talk.sessions.settled(sent, Outcome(len(tokens), 0, 0))
+    talk.sessions.apply(PLACE, Batch((one,), last=False))
+    known = talk.sessions.place(PLACE)
+    assert (known.tick, talk.sessions.knowledge(PLACE)) == (1, Knowledge.EXACT)
+    talk.sessions.apply(PLACE, Batch((two,), first=False))
+    assert known.tick == 1
+    mark = known.mark(talk.chain(messages)[-1])
+    assert mark is not None
+    assert mark.path is not None
+    assert depth(mark.path) == len(hashes) == 6
+    assert talk.sessions.expected(PLACE, talk.chain([*messages, message(2, 50)])) == 96
 
 
 def test_routing_c8_another_salt_has_other_hashes_and_another_chain() -> None:
