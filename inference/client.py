@@ -17,33 +17,31 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import msgspec
-from aiohttp import hdrs
-from aiohttp.client_proto import ResponseHandler
 
+from ctxgate.inference.connections import READ_BUFFER, Connector, ShortCalls
 from ctxgate.inference.engine_load import LOAD_HEADER, of_header
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.connector import Connection
 
     from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.wire import Pieces
 
-IDLE_CONNECTION_S: Final = 3.5
-_READ_BUFFER: Final = 2**18
 _JOINED_UP_TO: Final = 2**16
 _FIRST_PIECE: Final = 64
 _MAX_DOCUMENT_BYTES: Final = 2**24
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # it may answer otherwise the next time
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
+
+
+_ERRORS: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 
 class UpstreamFailed(Exception):
@@ -69,14 +67,21 @@ class AnswerTooLarge(UpstreamFailed):
 class UpstreamResponse:
     """One response, its headers read and its body arriving."""
 
-    __slots__ = ("_broken", "_content", "_response", "raw_content_type", "status")
+    __slots__ = ("_broken", "_close", "_content", "_headers", "raw_content_type", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._content = response.content
+    def __init__(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        content: aiohttp.StreamReader,
+        close: Callable[[], None],
+    ) -> None:
+        self._headers = headers
+        self._content = content
+        self._close = close
         self._broken: Exception | None = None
-        self.status: int = response.status
-        self.raw_content_type: bytes = _header(response, "content-type", "application/json")
+        self.status: int = status
+        self.raw_content_type: bytes = _header(headers, "content-type", "application/json")
 
     @property
     def is_json(self) -> bool:
@@ -86,12 +91,12 @@ class UpstreamResponse:
     @property
     def metadata(self) -> bytes:
         """vLLM's `metadata` header, which describes an answer of raw bytes; empty without one."""
-        return _header(self._response, "metadata", "")
+        return _header(self._headers, "metadata", "")
 
     @property
     def load(self) -> EngineLoad | None:
         """What the engine tells of its load beside the answer, None where it tells nothing."""
-        value = self._response.headers.get(LOAD_HEADER)
+        value = self._headers.get(LOAD_HEADER)
         return None if value is None else of_header(value)
 
     @property
@@ -139,7 +144,7 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """The exchange is over. After half an answer the engine ends the call: it sees the connection go."""
-        self._response.close()  # a body read to its end has given its connection back already
+        self._close()  # a body read to its end has given its connection back already
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,92 +153,15 @@ class UpstreamResponse:
         self.close()
 
 
-def _header(response: aiohttp.ClientResponse, name: str, absent: str) -> bytes:
+def _header(headers: Mapping[str, str], name: str, absent: str) -> bytes:
     """A header in the bytes it came in; of a repeated one the first."""
-    return response.headers.get(name, absent).encode("utf-8", "surrogateescape")
+    return headers.get(name, absent).encode("utf-8", "surrogateescape")
 
 
 def _unread(content: aiohttp.StreamReader) -> bytes:
     """What had arrived before a connection broke; aiohttp raises the error first and keeps it to itself."""
     content.set_exception(None)  # type: ignore[arg-type] # the only way past it to the buffer
     return content.read_nowait()
-
-
-class _Protocol(ResponseHandler):
-    """aiohttp's client protocol (3.14) without five of its mistakes.
-
-    - A body's reader is forgotten when the body's framing is broken, and waits for ever.
-    - A body that ends with its connection counts as whole also where the connection was reset.
-    - What came over an idle connection is taken for the answer to its next request.
-    - Whenever a part of a body is taken, the parser runs again, also where nothing was held back: with
-      a part per token that is most of the work on a stream.
-    - The parts that came in one read are taken one by one, to be put together again.
-    """
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what came."""
-        super().data_received(data)
-        payload = self._payload
-        if type(payload) is aiohttp.StreamReader:
-            parts = payload._buffer
-            if len(parts) > 1 and not payload._buffer_offset:
-                whole = b"".join(parts)
-                parts.clear()
-                parts.append(whole)
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on where reading was paused."""
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Wake whoever reads a body that did not end."""
-        payload = self._payload
-        if payload is None or payload.is_eof():
-            super().connection_lost(exc)
-            return
-        broken = aiohttp.ClientPayloadError("the connection ended inside the body")
-        if exc is not None:
-            payload.set_exception(broken)
-        super().connection_lost(exc)
-        if not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(broken)
-
-    def is_connected(self) -> bool:
-        """Whether the next request may go over this connection."""
-        return super().is_connected() and not self.should_close
-
-
-class _Request(aiohttp.ClientRequest):
-    """aiohttp's request (3.14), which starts a task for every body on Pythons that cannot run one at once.
-
-    A short body goes out right behind its head instead; the event loop joins the two writes.
-    """
-
-    _short = b""
-
-    def update_body_from_data(self, body: object, _stacklevel: int = 3) -> None:
-        """Take the body, and tell its length."""
-        if type(body) is bytes and not self.chunked:
-            self._short = body
-            self.headers[hdrs.CONTENT_LENGTH] = str(len(body))
-        else:
-            super().update_body_from_data(body, _stacklevel)
-
-    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
-        """Write the request."""
-        response = await super().send(conn)
-        if self._short and conn.transport is not None:  # else the loss of the connection is told
-            conn.transport.write(self._short)
-        return response
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connections that speak `_Protocol`."""
-
-    def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-        self._factory = partial(_Protocol, loop=asyncio.get_running_loop())  # type: ignore[assignment]  # a subclass
 
 
 class _InPieces(aiohttp.payload.Payload):
@@ -267,20 +195,26 @@ class UpstreamClient:
     """
 
     def __init__(self, connect_timeout_s: float) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s)
         self._session = aiohttp.ClientSession(
-            connector=_Connector(),
-            request_class=_Request,
-            timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
+            connector=Connector(),
+            timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            read_bufsize=_READ_BUFFER,
+            read_bufsize=READ_BUFFER,
             skip_auto_headers=("user-agent", "accept-encoding"),
         )
+        self._short = ShortCalls(self._session, timeout)
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
-        data = _InPieces(body) if sum(map(len, body)) > _JOINED_UP_TO else b"".join(body)
-        return await self._exchange("POST", url, headers, data)
+        if sum(map(len, body)) > _JOINED_UP_TO:
+            return await self._exchange("POST", url, headers, _InPieces(body))
+        try:
+            message, content, connection = await self._short.post(url, b"".join(body), headers)
+        except _ERRORS as error:
+            raise _failure(error) from error
+        return UpstreamResponse(message.code, message.headers, content, connection.close)
 
     async def get_json(self, url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, Any]:
         """GET a small document: (status, its JSON, or None where it is none). Raises `UpstreamFailed`."""
@@ -327,19 +261,23 @@ class UpstreamClient:
         await asyncio.sleep(0)  # let the transports' close callbacks run
 
     async def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], data: _InPieces | bytes | None = None
+        self, method: str, url: str, headers: Mapping[str, str], data: _InPieces | None = None
     ) -> UpstreamResponse:
         try:
             response = await self._session.request(
                 method, url, data=data, headers=headers, allow_redirects=False
             )
-        except aiohttp.ConnectionTimeoutError as error:
-            raise ConnectTimedOut(type(error).__name__) from error
-        except aiohttp.ClientConnectorError as error:
-            raise Unreachable(type(error).__name__) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise Dropped(type(error).__name__) from error
-        return UpstreamResponse(response)
+        except _ERRORS as error:
+            raise _failure(error) from error
+        return UpstreamResponse(response.status, response.headers, response.content, response.close)
+
+
+def _failure(error: Exception) -> UpstreamFailed:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Unreachable(type(error).__name__)
+    if isinstance(error, TimeoutError):  # only connecting has a limit here
+        return ConnectTimedOut(type(error).__name__)
+    return Dropped(type(error).__name__)
 
 
 def _document(body: bytes) -> Any:

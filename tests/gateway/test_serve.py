@@ -12,7 +12,7 @@ import pytest
 
 from ctxgate.gateway.cli import main
 from ctxgate.gateway.commands.serve import KEEP_ALIVE_S, STALLED_MS, listen, make_server
-from ctxgate.inference.client import IDLE_CONNECTION_S
+from ctxgate.inference.connections import IDLE_CONNECTION_S
 from support.gateway import until
 from support.serving import configuration
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from ctxgate.inference import client as client_module
+from ctxgate.inference import connections
 from ctxgate.inference.client import AnswerTooLarge, ConnectTimedOut, Dropped, Unreachable, UpstreamClient
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe, probe
@@ -223,7 +224,7 @@ async def test_a_cancelled_call_is_hung_up_on(client: UpstreamClient, upstream: 
 async def test_an_old_connection_is_closed_and_not_reused(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "IDLE_CONNECTION_S", 1e-9)
+    monkeypatch.setattr(connections, "IDLE_CONNECTION_S", 1e-9)
     client = UpstreamClient(connect_timeout_s=5.0)
     await answer(client, upstream)
     await until(lambda: not upstream.open)  # by the pool's own timer
@@ -262,3 +263,13 @@ async def test_a_name_is_looked_up_and_one_that_stands_for_nothing_is_unreachabl
     assert upstream.calls[0].header("host") == f"localhost:{upstream.port}"
     with pytest.raises(Unreachable):
         await client.open(f"http://no-such-host.invalid{PATH}", BODY, {})
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-more: b", "a\nb", "a\rb", "a\0b"])
+async def test_a_header_cannot_bring_another_one(
+    client: UpstreamClient, upstream: Upstream, value: str
+) -> None:
+    upstream.play(raw(KEPT[0]))
+    with pytest.raises(ValueError, match="header"):
+        await client.open(upstream.url + PATH, BODY, {"x-one": value})
+    assert upstream.accepted == 0
