@@ -113,8 +113,8 @@ def test_the_command_shows_every_replica_and_books_what_it_used(
         ("ctxgate", "ctxgate", "probe")
     }
     total = booked(rows)
-    assert len(rows) == 6
-    assert f"took 6 calls and {total.prompt + total.generation:,} tokens" in done.stdout
+    assert len(rows) == 10  # per replica three of the cache report and two of the steps
+    assert f"took 10 calls and {total.prompt + total.generation:,} tokens" in done.stdout
     for line in (
         f"cache block           {BLOCK_SIZE} tokens",
         "abort by id           yes",
@@ -158,6 +158,6 @@ def test_gateways_b7_a_server_that_reports_no_cached_tokens_is_marked_so(
     assert (done.returncode, model["reports_cached"], model["salts_isolate"]) == (0, False, None)
     assert any("--enable-prompt-tokens-details" in problem for problem in model["problems"])
     usages = [row.settled.usage for row in ledger_rows(config.ledger)]
-    assert len(usages) == 3
+    assert len(usages) == 5
     assert all(usage.prompt is not None for usage in usages)
     assert {usage.cached.certainty.value for usage in usages} <= {"unknown", "estimated"}
