@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -19,7 +19,7 @@ from ctxgate.routing import health
 from ctxgate.routing.snapshot import Knowledge, ReplicaState, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from ctxgate.compression.rules import Rule
     from ctxgate.gateway.config import Pool, Replica
@@ -70,9 +70,19 @@ class ReplicaRecord:
     started: int = 0
     load: EngineLoad | None = None
     draining: bool = False
+    known_work: Work | None = None
 
     def work(self) -> Work:
-        """What it has to do now."""
+        """What it has to do now, made anew only where that changed: every request asks for it."""
+        if self.known_work is None:
+            self.known_work = self._counted()
+        return self.known_work
+
+    def changed(self) -> None:
+        """Its counts are others now, or its load."""
+        self.known_work = None
+
+    def _counted(self) -> Work:
         load = self.load
         if load is None:
             return Work(self.prefill_tokens, self.decoding, self.context_tokens, self.prefill_pairs)
@@ -121,6 +131,7 @@ class Taken:
         record.in_flight += 1
         record.prefill_tokens += self._new
         record.prefill_pairs += self._pairs
+        record.changed()
         self._decodes = False
         return self
 
@@ -133,6 +144,7 @@ class Taken:
             record.prefill_pairs -= self._pairs
             record.decoding += 1
             record.context_tokens += self._length
+            record.changed()
 
     def __exit__(self, *_: object) -> None:
         record, decodes = self._record, self._decodes
@@ -146,6 +158,7 @@ class Taken:
         else:
             record.prefill_tokens -= self._new
             record.prefill_pairs -= self._pairs
+        record.changed()
         record.health = health.left(record.health, self._number)
 
 
@@ -158,6 +171,7 @@ class Fleet:
         self._rules: dict[tuple[str, str], frozenset[Rule]] = {}
         self._records: dict[Place, ReplicaRecord] = {}
         self._gone: dict[Place, ReplicaRecord] = {}
+        self._by_pool: dict[str, tuple[Pool, tuple[tuple[Place, ReplicaRecord], ...]]] = {}
         self.changed = asyncio.Event()
         """Set once the replicas are others; then there is a new one."""
         self.update(pools)
@@ -180,6 +194,7 @@ class Fleet:
         gone = {place: record for place, record in old.items() if self._records.get(place) is not record}
         self._gone = {place: record for place, record in self._gone.items() if record.in_flight} | gone
         self._rules = {key: rules for key, rules in self._rules.items() if key[0] in pools}
+        self._by_pool = {}
         self.changed.set()
         self.changed = asyncio.Event()
         return list(gone)
@@ -215,25 +230,37 @@ class Fleet:
         """
         now_us = self.clock()
         exact, known, cold = Knowledge.EXACT, Knowledge.DEGRADED, Knowledge.COLD
-        return [
-            ReplicaState(
-                pool.name,
-                replica.name,
-                record.health.healthy(now_us),
-                record.in_flight,
-                record.draining,
-                record.work(),
-                record.load.kv_tokens if record.load is not None else None,
-                hits.get(place, 0),
-                exact if place in told else known if place in hits else cold,
-                live.get(place, 0),
+        states: list[ReplicaState] = []
+        for place, record in self.present(pools):
+            health, load, hit = record.health, record.load, hits.get(place)
+            states.append(
+                ReplicaState(
+                    place[0],
+                    place[1],
+                    health.healthy(now_us) if health.open_until_us else health.probe_ok,
+                    record.in_flight,
+                    record.draining,
+                    record.known_work or record.work(),
+                    None if load is None else load.kv_tokens,
+                    hit or 0,
+                    cold if hit is None else exact if place in told else known,
+                    live.get(place, 0),
+                )
             )
-            for pool in pools
-            for replica in pool.replicas
-            for place in ((pool.name, replica.name),)
-            for record in (self._records.get(place),)
-            if record is not None  # it is gone since the request's pools were read
-        ]
+        return states
+
+    def present(self, pools: Iterable[Pool]) -> Sequence[tuple[Place, ReplicaRecord]]:
+        """The replicas of some pools with their records, but for those that are gone since."""
+        found = [self._present(pool) for pool in pools]
+        return found[0] if len(found) == 1 else [*chain.from_iterable(found)]
+
+    def _present(self, pool: Pool) -> tuple[tuple[Place, ReplicaRecord], ...]:
+        before = self._by_pool.get(pool.name)
+        if before is None or before[0] is not pool:
+            places = [(pool.name, replica.name) for replica in pool.replicas]
+            rows = tuple((place, self._records[place]) for place in places if place in self._records)
+            before = self._by_pool[pool.name] = pool, rows
+        return before[1]
 
     def taken(
         self,
@@ -258,6 +285,7 @@ class Fleet:
         """Learn what a replica tells of its load; figures that it leaves out stay as they were."""
         record = self.record(pool, replica)
         record.load = load if record.load is None else record.load.updated(load)
+        record.changed()
 
     def ended(self, pool: str, replica: str, sign: health.Sign, root: bytes) -> None:
         """Learn from how an attempt of the conversation `root` ended."""
@@ -273,6 +301,7 @@ class Fleet:
         if was_up and not record.health.probe_ok:
             record.started += 1
             record.load = None  # of an engine that is gone
+            record.changed()
         if probe.windows:
             record.windows = probe.windows
 

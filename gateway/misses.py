@@ -88,21 +88,21 @@ class Misses:
             self._defect("predict the hit of", error)
             return None
 
-    def expected_all(self, seen: Seen | None, places: Collection[Place]) -> dict[Place, Expected]:
-        """What each of these replicas should find of the prompt; those of which nothing is known left out."""
+    def hits(self, seen: Seen | None, places: Collection[Place]) -> dict[Place, int]:
+        """The tokens of `expect` for several replicas; those of which nothing is known are left out."""
         if seen is None:
             return {}
         try:
             chain = seen.sent.chain
-            found = self.index.expected_all(places, chain, seen.lead.chunks)
-            if chunked(self._digester, seen, max((one.elements for one in found.values()), default=0)):
-                found = self.index.expected_all(places, chain, seen.lead.chunks)
-            before = seen.before
-            if seen.comparison is not None and before is not None and before.place in found:
+            found = self.index.hits(places, chain, seen.lead.chunks)
+            if chunked(self._digester, seen, found.elements):
+                found = self.index.hits(places, chain, seen.lead.chunks)
+            seen.lead.elements, before = found.elements, seen.before
+            if seen.comparison is not None and before is not None and before.place in found.tokens:
                 better = self._expect(seen, before.place)  # other bytes may be the same prompt
                 if better is not None:
-                    found[before.place] = better
-            return found
+                    found.tokens[before.place] = better.tokens
+            return found.tokens
         except Exception as error:  # noqa: BLE001 - as above
             self._defect("predict the hits of", error)
             return {}
@@ -117,9 +117,10 @@ class Misses:
 
     def _expect(self, seen: Seen, place: Place) -> Expected | None:
         before, comparison, chain = seen.before, seen.comparison, seen.sent.chain
-        expected = self.index.expected(place, chain, seen.lead.chunks)
+        lead = seen.lead
+        expected = self.index.expected(place, chain, lead.chunks, lead.elements)
         if chunked(self._digester, seen, 0 if expected is None else expected.elements):
-            expected = self.index.expected(place, chain, seen.lead.chunks)
+            expected = self.index.expected(place, chain, lead.chunks, lead.elements)
         if expected is None or before is None or comparison is None:
             return expected
         same_place = before.place == place and bool(before.tokens)

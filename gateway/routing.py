@@ -30,11 +30,11 @@ from ctxgate.routing.snapshot import Demand, PoolTerms
 from ctxgate.routing.tiers import ServiceTier, tier_used
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ctxgate.gateway.config import Pool, Replica
     from ctxgate.gateway.edge import Headers
-    from ctxgate.gateway.fleet import Taken
+    from ctxgate.gateway.fleet import ReplicaRecord, Taken
     from ctxgate.gateway.flow import Allowed, Held, Identified, Planned, Settled
     from ctxgate.gateway.services import Services
     from ctxgate.routing.prefix_index import Place
@@ -98,20 +98,22 @@ class RoutingStage:
         if len(pools) == 1 and len(pools[0].replicas) == 1:
             place = (pools[0].name, pools[0].replicas[0].name)
             record = self._services.fleet.known(*place)
-            closed = place in tried or record is None or record.draining
-            return None if closed else self._only(planned, pools[0], budget)
-        prompt = self.prompt_tokens(planned)
-        places = [(pool.name, replica.name) for pool in pools for replica in pool.replicas]
-        expected = self._services.misses.expected_all(planned.seen, places)
-        terms = self.terms(pools, prompt)
-        demand = self._demand(planned, prompt, budget)
+            if place in tried or record is None or record.draining:
+                return None
+            return self._only(planned, pools[0], record, budget)
+        prompt, fleet = self.prompt_tokens(planned), self._services.fleet
+        present = fleet.present(pools)
+        hits = self._services.misses.hits(planned.seen, [place for place, _ in present])
         told = self._services.kv.hits(planned.seen, pools)
-        hits = {place: one.tokens for place, one in expected.items()} | told
-        fleet = self._services.fleet
+        if told:
+            hits |= told
+        terms, demand = self.terms(pools, prompt), self._demand(planned, prompt, budget)
         snapshot = fleet.snapshot(pools, hits, told, self.conversations.live_tokens(fleet.clock()))
         out: list[Candidate] = []
-        if tried or len(pools) > 1:
-            snapshot, out = self._divided(snapshot, tried, allowed.model.engine_name, demand)
+        needed = prompt + demand.output_tokens
+        short = _short(present, allowed.model.engine_name, needed) if len(pools) > 1 else ()
+        if tried or short:
+            snapshot, out = _divided(snapshot, tried, short)
         decision = self._decided(demand, snapshot, terms, out, allowed.model.routing)
         if decision is None:
             return None
@@ -152,7 +154,7 @@ class RoutingStage:
         )
         return replace(routed, available_tokens=routed.hit_tokens)
 
-    def _only(self, planned: Planned, pool: Pool, budget: LatencyBudget) -> Routed:
+    def _only(self, planned: Planned, pool: Pool, record: ReplicaRecord, budget: LatencyBudget) -> Routed:
         """The one replica there is: nothing is weighed. Its time is predicted where its speed is known."""
         (replica,) = pool.replicas
         place, policy = (pool.name, replica.name), planned.allowed.model.routing
@@ -164,7 +166,6 @@ class RoutingStage:
         candidates: tuple[Candidate, ...] = ()
         speed = self.speed_of(pool)
         if speed is not None:
-            record = self._services.fleet.record(*place)
             if budget.bounds or (speed.slots is not None and record.in_flight >= speed.slots):
                 hits = {} if hit is None else {place: hit}
                 snapshot = self._services.fleet.snapshot((pool,), hits)
@@ -193,28 +194,6 @@ class RoutingStage:
             fresh=standing is None,
         )
 
-    def _divided(
-        self, snapshot: Sequence[ReplicaState], tried: Collection[Place], engine_name: str, demand: Demand
-    ) -> tuple[list[ReplicaState], list[Candidate]]:
-        """The replicas that were not tried, and the others. Names of replicas are unique within a pool only.
-
-        Those whose window is too short for the prompt and its answer are left out while there are others.
-        """
-        fleet, needed = self._services.fleet, demand.prompt_tokens + demand.output_tokens
-        left: list[ReplicaState] = []
-        short: list[ReplicaState] = []
-        out: list[Candidate] = []
-        for state in snapshot:
-            place = (state.pool, state.name)
-            if place in tried:
-                out.append(Candidate(*place, 0.0, TRIED, state.hit_tokens))
-                continue
-            window = fleet.record(*place).windows.get(engine_name)
-            (left if window is None or needed <= window else short).append(state)
-        if not left:
-            return short, out
-        return left, [*(Candidate(one.pool, one.name, 0.0, SHORT, one.hit_tokens) for one in short), *out]
-
     def _decided(
         self,
         demand: Demand,
@@ -225,25 +204,19 @@ class RoutingStage:
     ) -> RouteDecision | None:
         """The choice among those of the snapshot; those that are `out` are kept with it."""
         try:
-            decision = choose(demand, snapshot, terms, (), policy, turn=next(self._turns))
+            return choose(demand, snapshot, terms, (), policy, turn=next(self._turns), others=out)
         except Exception as error:  # noqa: BLE001 - no defect in choosing may fail a request
             log.error("cannot weigh the replicas of a request: %s", type(error).__name__)
             self._services.telemetry.routing_failures.inc()
             decision = rendezvous(demand.root, snapshot)
-        if decision is None or not out:
-            return decision
-        return replace(decision, candidates=(*decision.candidates, *out))
+            return decision and replace(decision, candidates=(*decision.candidates, *out))
 
     def _note(self, routed: Routed, terms: Mapping[str, PoolTerms]) -> None:
         """Keep the decision, and what it means for the conversation's allowance."""
         chosen, rates = routed.chosen, terms[routed.pool.name].rates
-        open_ones = [one for one in routed.decision.candidates if one.excluded is None]
-        paid = saved = 0
+        saved, paid = 0, routed.decision.leaving_nano
         if chosen is not None and rates is not None:
             saved = chosen.hit_tokens * max(rates.uncached - rates.cached, 0) // TOKENS_PER_RATE
-            warmest = max(open_ones, key=lambda one: one.hit_tokens, default=chosen)
-            if warmest.hit_tokens > chosen.hit_tokens and chosen.cost_nano and warmest.cost_nano is not None:
-                paid = max(chosen.cost_nano - warmest.cost_nano, 0)
         conversation = _conversation(routed.planned.allowed.identified)
         place = (routed.pool.name, routed.replica.name)
         telemetry = self._services.telemetry
@@ -306,3 +279,33 @@ def tier_told(held: Held) -> str:
 def _conversation(identified: Identified) -> tuple[str, str, bytes]:
     """What names a conversation: no other key's has the same name."""
     return identified.key.key_id, identified.task.name, identified.root
+
+
+def _short(present: Iterable[tuple[Place, ReplicaRecord]], engine_name: str, needed: int) -> frozenset[Place]:
+    """The replicas whose window is too short for so many tokens."""
+    return frozenset(
+        place
+        for place, record in present
+        if (window := record.windows.get(engine_name)) is not None and window < needed
+    )
+
+
+def _divided(
+    snapshot: Sequence[ReplicaState], tried: Collection[Place], short: Collection[Place]
+) -> tuple[list[ReplicaState], list[Candidate]]:
+    """The replicas that were not tried, and the others. Names of replicas are unique within a pool only.
+
+    Those whose window is too short for the prompt and its answer are left out while there are others.
+    """
+    left: list[ReplicaState] = []
+    unfit: list[ReplicaState] = []
+    out: list[Candidate] = []
+    for state in snapshot:
+        place = (state.pool, state.name)
+        if place in tried:
+            out.append(Candidate(*place, 0.0, TRIED, state.hit_tokens))
+        else:
+            (unfit if place in short else left).append(state)
+    if not left:
+        return unfit, out
+    return left, [*out, *(Candidate(one.pool, one.name, 0.0, SHORT, one.hit_tokens) for one in unfit)]

@@ -24,10 +24,14 @@ LONG: Final = 2048  # bytes of an element from which on a part of it may be know
 
 @dataclass(slots=True)
 class Lead:
-    """The chunks of the first element that no replica knows, once they were asked for."""
+    """The chunks of the first element that no replica knows, once they were asked for.
+
+    `elements`: how many of them the replica that knows most knew when the replicas were compared.
+    """
 
     asked: bool = False
     chunks: Chunks | None = None
+    elements: int = 0
 
 
 @dataclass(slots=True)

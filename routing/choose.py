@@ -23,17 +23,18 @@ other from its conversations. The constants are those under which `ctxgate simul
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from itertools import takewhile
 from math import ceil, inf
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ctxgate.inference.rates import TOKENS_PER_RATE
 from ctxgate.inference.record import Record
 from ctxgate.routing.candidates import (
     UNHEALTHY,
     Candidate,
+    Candidates,
     RouteDecision,
+    digests,
     divide,
     predict,
     rendezvous_score,
@@ -41,7 +42,7 @@ from ctxgate.routing.candidates import (
 from ctxgate.routing.policies import BASELINES, CTXGATE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ctxgate.routing.candidates import Open
     from ctxgate.routing.snapshot import Demand, LatencyBudget, PoolTerms, ReplicaState
@@ -67,34 +68,49 @@ RENT: Final = 2.0
 
 _FITS, _UNKNOWN, _LATE = range(3)
 _LEVEL: Final = (False, 0)
+_hit: Final = attrgetter("hit")
+
+
+_Key: TypeAlias = "tuple[int, float, bool, tuple[bool, int], float, int]"
+"""What an open replica is ranked by, the least first, and its place among them.
+
+Whether it fits, how late it would be, whether its price is unknown, what the burden cannot tell (the pool's
+place by preference and order), and the burden: nano-dollars where the price is known, else seconds.
+"""
 
 
 class _Worth(Record, frozen=True):
-    """Nano-dollars in one pool: of a second of the answer, of a second of waiting, of a token's room."""
+    """Nano-dollars in one pool: of a second of the answer, of a second of waiting, of a token's room.
+
+    `aside`: the pool's place by preference and order.
+    """
 
     hurry: float
     wait: float
     rent: float
+    aside: tuple[bool, int]
 
 
-class _Weighed:
-    """An open replica: whether it fits, how late it would be, and its burden.
+_NOTHING: Final = _Worth(0.0, 0.0, 0.0, _LEVEL)
 
-    The burden is nano-dollars where the price is known, else seconds. `aside`: what the burden cannot tell,
-    the pool's place by preference and order.
-    """
 
-    __slots__ = ("aside", "burden", "late_s", "one", "rank")
+class _Ranking(Record, frozen=True):
+    """The open replicas in their order: the best one, the others at `home`, then all others by their keys."""
 
-    def __init__(self, one: Open, rank: int, late_s: float, aside: tuple[bool, int], burden: float) -> None:
-        self.one = one
-        self.rank = rank
-        self.late_s = late_s
-        self.aside = aside
-        self.burden = burden
+    found: Sequence[Open]
+    keys: Sequence[_Key]
+    best: int
+    home: Sequence[int]
+    root: bytes
 
-    def order(self) -> tuple[int, float, bool, tuple[bool, int], float]:
-        return self.rank, self.late_s, self.one.cost_nano is None, self.aside, self.burden
+    def every(self) -> Iterable[Candidate]:
+        """All of them, best first."""
+        first = [self.best]
+        if self.home:
+            scores = digests(self.root, [self.found[at].state for at in self.home])
+            first = [at for _, at in sorted(zip(scores, self.home, strict=True), reverse=True)]
+        rest = [key[-1] for key in sorted(self.keys) if key[-1] not in first]
+        return [self.found[at].candidate(-self.keys[at][4]) for at in (*first, *rest)]
 
 
 def choose(
@@ -105,70 +121,109 @@ def choose(
     policy: str = CTXGATE,
     *,
     turn: int = 0,
+    others: Iterable[Candidate] = (),
 ) -> RouteDecision | None:
     """The replica for an attempt, or None when there is none left.
 
     `pools` holds the terms of the snapshot's pools; of a pool without any nothing is predicted. `turn`
-    counts decisions, for the policy that goes round. Raises KeyError for an unknown policy.
+    counts decisions, for the policy that goes round. `others` are kept with the decision as they are: they
+    were out of the question before. Raises KeyError for an unknown policy.
     """
     states, out = divide(snapshot, tried)
     if not states:
         return None
+    out += others
     found = predict(demand, states, pools)
     if policy == CTXGATE:
-        ranked, reason = _ranked(found, demand, pools)
+        return _decision(demand, found, pools, out)
+    ranked = BASELINES[policy](found, demand, turn)
+    best, score = ranked[0]
+    leaving = _leaving_nano(best, max((one for one, _ in ranked), key=_hit))
+    candidates = Candidates(
+        best.candidate(score),
+        len(found) + len(out),
+        lambda: [*(one.candidate(score) for one, score in ranked), *out],
+    )
+    state = best.state
+    return RouteDecision(state.pool, state.name, policy, candidates, best.fits, policy, leaving)
+
+
+def _decision(
+    demand: Demand, found: Sequence[Open], pools: Mapping[str, PoolTerms], out: Sequence[Candidate]
+) -> RouteDecision:
+    """Our own choice."""
+    warm = max(found, key=_hit)
+    keys = _keys(found, demand, pools, warm)
+    least = min(keys)
+    equal = _equal(found, keys, least, demand)
+    at = equal[0]
+    if len(equal) > 1 and any(found[each].state.pool != found[at].state.pool for each in equal):
+        at = _drawn(found, equal, demand)
+    home = [] if least[0] == _LATE else _home(found, keys, at)
+    if home:  # it is the same whichever of the equal ones is taken, so none needs to be drawn
+        hashed = digests(demand.root, [found[one].state for one in home])
+        at, reason = max(zip(hashed, home, strict=True))[1], "home"
     else:
-        ranked, reason = BASELINES[policy](found, demand, turn), policy
-    best = ranked[0][0]
-    candidates = (*(one.candidate(score) for one, score in ranked), *out)
-    return RouteDecision(best.state.pool, best.state.name, policy, candidates, best.fits, reason)
+        at, reason = _drawn(found, equal, demand), "fastest" if least[0] == _LATE else "least burden"
+    best, leaving = found[at], 0
+    if best.hit < warm.hit:
+        warmest = min(key for key in keys if found[key[-1]].hit == warm.hit)
+        leaving = _leaving_nano(best, found[warmest[-1]])
+    ranking = _Ranking(found, keys, at, home, demand.root)
+    candidates = Candidates(
+        best.candidate(-keys[at][4]), len(found) + len(out), lambda: [*ranking.every(), *out]
+    )
+    return RouteDecision(best.state.pool, best.state.name, CTXGATE, candidates, best.fits, reason, leaving)
 
 
-def _ranked(
-    found: Sequence[Open], demand: Demand, pools: Mapping[str, PoolTerms]
-) -> tuple[list[tuple[Open, float]], str]:
-    """Best first with their scores, and why."""
-    worth = _worth(pools, demand.budget)
-    weighed = [_weigh(one, demand, worth) for one in found]
-    if not demand.fresh:
-        _charge_leaving(weighed, demand.credit_nano)
-    weighed.sort(key=_Weighed.order)
-    near = _near(weighed, demand)
-    if near[0].rank == _LATE:
-        reason = "fastest"
-    else:
-        home = _home(near[0], weighed)
-        reason = "home" if home else "least burden"
-        near = sorted(home, key=lambda each: -_rendezvous(each.one, demand.root)) or near
-    first = {id(each) for each in near}
-    rest = (each for each in weighed if id(each) not in first)
-    return [(each.one, -each.burden) for each in (*near, *rest)], reason
+def _leaving_nano(best: Open, warmest: Open) -> int:
+    """What the attempt costs more than at the replica that holds most of its prompt."""
+    if warmest.hit <= best.hit or not best.state.healthy:
+        return 0
+    if best.cost_nano is None or warmest.cost_nano is None:
+        return 0
+    return max(best.cost_nano - warmest.cost_nano, 0)
 
 
-def _weigh(one: Open, demand: Demand, worth: Mapping[str, _Worth]) -> _Weighed:
-    terms, cost, total = one.terms, one.cost_nano, one.total_s
-    if one.fits:
+def _keys(found: Sequence[Open], demand: Demand, pools: Mapping[str, PoolTerms], warm: Open) -> list[_Key]:
+    """The keys of all open replicas; `warm` is one that holds most of the prompt."""
+    budget, fresh, free = demand.budget, demand.fresh, inf
+    if not fresh and warm.hit and warm.cost_nano is not None:
+        free = warm.cost_nano + demand.credit_nano  # an attempt may cost so much without being charged
+    worths = _worth(pools, budget)
+    terms, worth, grown = None, _NOTHING, demand.prompt_tokens + demand.output_tokens
+    unknown = (budget.prefer is not None, 0)
+    keys: list[_Key] = []
+    for at, one in enumerate(found):
+        cost, total, wait = one.cost_nano, one.total_s, one.wait_s
         rank, late = _FITS, 0.0
-    elif total is None:
-        rank, late = _UNKNOWN, 0.0
-    else:
-        rank, late = _LATE, _late_s(one, demand.budget)
-    prefer = demand.budget.prefer
-    if terms is None:
-        return _Weighed(one, rank, late, (prefer is not None, 0), 0.0)
-    aside = (prefer is not None and terms.profile != prefer, terms.order)
-    if cost is None:
-        return _Weighed(one, rank, late, aside, one.ttft_s or 0.0)
-    if one.wait_s is None or total is None:
-        return _Weighed(one, rank, late, aside if prefer == "fast" else _LEVEL, cost)
-    state, prices = one.state, worth[terms.name]
-    burden = cost + (prices.hurry * total if prices.hurry else prices.wait * one.wait_s)
-    if state.live_tokens and state.kv_tokens:
-        kept = demand.prompt_tokens - one.hit + demand.output_tokens
-        burden += prices.rent * kept * state.live_tokens / state.kv_tokens
-    if demand.fresh and one.used > SAFE and rank == _FITS:
-        burden *= 1.0 + RISK * (one.used - SAFE) / (1.0 - SAFE)
-    return _Weighed(one, rank, late, _LEVEL, burden)
+        if not one.fits:
+            rank = _UNKNOWN if total is None else _LATE
+            late = 0.0 if total is None else _late_s(one, budget)
+        if one.terms is not terms:
+            terms = one.terms
+            worth = _NOTHING if terms is None else worths[terms.name]
+        if terms is None:
+            keys.append((rank, late, True, unknown, 0.0, at))
+            continue
+        if cost is None:
+            keys.append((rank, late, True, worth.aside, one.ttft_s or 0.0, at))
+            continue
+        burden: float = cost
+        aside = _LEVEL
+        if total is None or wait is None:
+            aside = worth.aside if budget.prefer == "fast" else _LEVEL
+        else:
+            burden += worth.hurry * total if worth.hurry else worth.wait * wait
+            state = one.state
+            if state.live_tokens and state.kv_tokens:
+                burden += worth.rent * (grown - one.hit) * state.live_tokens / state.kv_tokens
+            if fresh and one.used > SAFE and rank == _FITS:
+                burden *= 1.0 + RISK * (one.used - SAFE) / (1.0 - SAFE)
+        if cost > free:  # what it costs more to leave the warmest replica counts twice, beyond the credit
+            burden += cost - free
+        keys.append((rank, late, False, aside, burden, at))
+    return keys
 
 
 def _late_s(one: Open, budget: LatencyBudget) -> float:
@@ -191,7 +246,9 @@ def _worth(pools: Mapping[str, PoolTerms], budget: LatencyBudget) -> dict[str, _
     for terms in pools.values():
         rates = terms.rates
         lost = 0 if rates is None else max(rates.uncached - rates.cached, 0)
-        found[terms.name] = _Worth(hurry, WAIT * seconds[terms.name], RENT * lost / TOKENS_PER_RATE)
+        aside = budget.prefer is not None and terms.profile != budget.prefer, terms.order
+        wait = WAIT * seconds[terms.name]
+        found[terms.name] = _Worth(hurry, wait, RENT * lost / TOKENS_PER_RATE, aside)
     return found
 
 
@@ -202,59 +259,49 @@ def _second(terms: PoolTerms) -> float:
     return terms.rates.uncached / TOKENS_PER_RATE / max(terms.speed.linear_s, 1e-12)
 
 
-def _charge_leaving(weighed: Sequence[_Weighed], credit_nano: int) -> None:
-    """What it costs more to leave the warmest replica counts twice, as far as no credit covers it."""
-    warmest = max(weighed, key=lambda each: each.one.hit).one
-    if not warmest.hit or warmest.cost_nano is None:
-        return
-    free = warmest.cost_nano + credit_nano
-    for each in weighed:
-        cost = each.one.cost_nano
-        if cost is not None and cost > free:
-            each.burden += cost - free
-
-
-def _near(weighed: Sequence[_Weighed], demand: Demand) -> list[_Weighed]:
-    """Those that are as good as the first one, the best in front."""
-    rank, late, unpriced, aside, burden = weighed[0].order()
-    most = (rank, late, unpriced, aside, max(burden * NEAR, burden))  # margins may bring it below zero
-    near = list(takewhile(lambda each: each.order() <= most, weighed))  # they are sorted
+def _equal(found: Sequence[Open], keys: Sequence[_Key], least: _Key, demand: Demand) -> list[int]:
+    """Those that are as good as the one of the least key, preferred and as soon as any of them."""
+    rank, late, unpriced, aside, burden, at = least
+    most = (rank, late, unpriced, aside, max(burden * NEAR, burden), len(found))  # margins may be below zero
+    near = [key[-1] for key in keys if key <= most]
     if len(near) == 1:
-        return near
+        return [at]
     prefer = demand.budget.prefer
-    timed = [
-        ((prefer is not None and not _is(each.one, prefer), each.one.ttft_s or 0.0), each) for each in near
-    ]
-    least = min(key for key, _ in timed)
-    key = demand.request_id.encode()[:64]
-    first = min((each for found, each in timed if found == least), key=lambda each: _hash(key, each.one))
-    return [first, *(each for each in near if each is not first)]
+    if prefer is not None:
+        near = [each for each in near if _is(found[each], prefer)] or near
+    times = [found[each].ttft_s or 0.0 for each in near]
+    soonest = min(times)
+    return [each for each, time in zip(near, times, strict=True) if time == soonest]
 
 
 def _is(one: Open, profile: str) -> bool:
     return one.terms is not None and one.terms.profile == profile
 
 
-def _home(best: _Weighed, weighed: Sequence[_Weighed]) -> list[_Weighed]:
+def _drawn(found: Sequence[Open], equal: Sequence[int], demand: Demand) -> int:
+    """One of several equal ones, by the request's id."""
+    if len(equal) == 1:
+        return equal[0]
+    drawn = digests(demand.request_id.encode(), [found[each].state for each in equal])
+    return min(zip(drawn, equal, strict=True))[1]
+
+
+def _home(found: Sequence[Open], keys: Sequence[_Key], at: int) -> list[int]:
     """The replicas among which an unknown conversation has its home; none where one knows more of it."""
-    pool = best.one.state.pool
-    peers = [each for each in weighed if each.one.state.pool == pool and each.rank == best.rank]
-    if any(each.one.hit != best.one.hit for each in peers):
-        return []
-    total = 1 + sum(each.one.state.in_flight for each in peers)
-    most = ceil(BOUND * total / len(peers))
-    if best.one.ttft_s is None:
+    best = found[at]
+    pool, rank, hit = best.state.pool, keys[at][0], best.hit
+    peers: list[tuple[float, int, int]] = []
+    for one, key in zip(found, keys, strict=True):
+        state = one.state
+        if state.pool == pool and key[0] == rank:
+            if one.hit != hit:
+                return []
+            peers.append((key[4], state.in_flight, key[5]))
+    most = ceil(BOUND * (1 + sum(in_flight for _, in_flight, _ in peers)) / len(peers))
+    if best.ttft_s is None:
         most = max(QUIET, most)
-    most_burden = BOUND * min(each.burden for each in peers)
-    return [each for each in peers if each.burden <= most_burden and each.one.state.in_flight < most]
-
-
-def _rendezvous(one: Open, root: bytes) -> float:
-    return rendezvous_score(root, one.state.pool, one.state.name)
-
-
-def _hash(key: bytes, one: Open) -> bytes:
-    return blake2b(f"{one.state.pool}\0{one.state.name}".encode(), key=key, digest_size=8).digest()
+    most_burden = BOUND * min(peers)[0]
+    return [each for burden, in_flight, each in peers if burden <= most_burden and in_flight < most]
 
 
 def rendezvous(

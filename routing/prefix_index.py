@@ -18,7 +18,7 @@ chain when a prompt's usage is known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ctxgate.inference.record import Record
 from ctxgate.routing.prefix_place import LINK_BYTES, PlaceMemory
@@ -27,7 +27,9 @@ from ctxgate.routing.snapshot import Knowledge
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ctxgate.routing.lru_stack import Use
     from ctxgate.routing.prefix_chunks import Chunks
+    from ctxgate.routing.prefix_points import Point
 
 Place: TypeAlias = "tuple[str, str]"
 """A pool and a replica of it, by name."""
@@ -60,6 +62,13 @@ class Expected(Record, frozen=True):
     ahead: bool = False
 
 
+class Hits(NamedTuple):
+    """What several places should find of a prompt: by place the tokens, and the most links that one knows."""
+
+    tokens: dict[Place, int]
+    elements: int
+
+
 class PrefixIndex:
     """Points of prompts by place. `entries` bounds how many are kept for each, `all_entries` for all.
 
@@ -77,54 +86,74 @@ class PrefixIndex:
 
     # ---- what is expected ----------------------------------------------------------------------------
 
-    def expected(self, place: Place, chain: Sequence[bytes], chunks: Chunks | None = None) -> Expected | None:
+    def expected(
+        self, place: Place, chain: Sequence[bytes], chunks: Chunks | None = None, guess: int = 0
+    ) -> Expected | None:
         """The longest prefix that a place is known to have read, or is about to.
 
         None where nothing is: not even a prompt of the same model. A hit is whole blocks and leaves the
-        last token to be computed. `chunks` are those of the first element that no place knows.
+        last token to be computed. `chunks` are those of the first element that no place knows. `guess`: how
+        many links are known there, where that is likely.
         """
         memory = self._places.get(place)
-        depth = 0 if memory is None else memory.depth(chain[::-1])
-        return None if memory is None or not depth else self._of(memory, chain, depth, chunks)
+        if memory is None or not chain:
+            return None
+        depth = memory.reach(chain, guess) if guess else None
+        if depth is None:
+            depth = memory.depth(chain[::-1])
+        return self._of(memory, chain, depth, chunks) if depth else None
 
-    def expected_all(
-        self, places: Iterable[Place], chain: Sequence[bytes], chunks: Chunks | None = None
-    ) -> dict[Place, Expected]:
-        """The same for several places; those of which nothing is known are left out."""
-        found: dict[Place, Expected] = {}
-        if not chain:
-            return found
-        first, behind, depth = chain[0], chain[::-1], len(chain)
-        for place in places:
-            memory = self._places.get(place)
-            if memory is None or not memory.knows(first):
+    def hits(self, places: Iterable[Place], chain: Sequence[bytes], chunks: Chunks | None = None) -> Hits:
+        """The tokens of `expected` for several places; those of which nothing is known are left out."""
+        found: dict[Place, int] = {}
+        deepest, depth, memories = 0, len(chain), self._places
+        behind: Sequence[bytes] = ()
+        for place in places if chain else ():
+            memory = memories.get(place)
+            reached = 0 if memory is None else memory.reach(chain, depth)
+            if memory is None or reached == 0:
                 continue
-            if not memory.ends(chain, depth):  # mostly it is the head, and no more, for many places
-                depth = memory.depth(behind)
-            found[place] = self._of(memory, chain, depth, chunks)
-        return found
+            if reached is None:  # mostly it is the head, and no more, for many places
+                behind = behind or chain[::-1]
+                reached = memory.depth(behind)
+            depth = reached
+            found[place] = self._held(memory, chain, depth, memory.last(chain[depth - 1]), chunks)
+            deepest = max(deepest, depth)
+        return Hits(found, deepest)
 
     def _of(self, memory: PlaceMemory, chain: Sequence[bytes], depth: int, chunks: Chunks | None) -> Expected:
-        link = chain[depth - 1]
-        whole = depth == len(chain)
-        block = memory.block or self._block
-        last = memory.last(link)
+        last = memory.last(chain[depth - 1])
+        held = self._held(memory, chain, depth, last, chunks)
         if last is None:
-            tokens = memory.ahead.tokens[link][0]
-            tokens = max(tokens - whole, 0) // block * block
-            return Expected(tokens, depth, False, 0, 0, 0, ahead=True)
+            return Expected(held, depth, False, 0, 0, 0, ahead=True)
         (tokens, counted), use = last
+        block = memory.block or self._block
+        known = max(tokens - (depth == len(chain)), 0) // block * block
+        return Expected(held, depth, counted, use.at_us, memory.written - use.written, known)
+
+    def _held(
+        self,
+        memory: PlaceMemory,
+        chain: Sequence[bytes],
+        depth: int,
+        last: tuple[Point, Use] | None,
+        chunks: Chunks | None,
+    ) -> int:
+        """Whole blocks that should be found of a prompt whose first `depth` links are known."""
+        link, whole, block = chain[depth - 1], depth == len(chain), memory.block or self._block
+        if last is None:
+            return max(memory.ahead.tokens[link][0] - whole, 0) // block * block
+        (tokens, _), use = last
         if whole:
             tokens = max(tokens - 1, 0)
-        known = held = tokens // block * block
-        if use.answer and use.end == link and not whole:
+        elif use.answer and use.end == link:
             tokens += memory.kept_of(use.answer - 1)
-            held = tokens // block * block
-        if not memory.fits(use, tokens):
-            held = min(tokens, memory.resident(chain, depth)) // block * block
+        if memory.size is not None and not memory.fits(use, tokens):
+            tokens = min(tokens, memory.resident(chain, depth))
+        held = tokens // block * block
         if chunks is not None and (shared := memory.shared(chain, depth, chunks)) is not None:
             held = max(held, self._of_chunks(memory, (*chain[:depth], shared[1]), shared[0]))
-        return Expected(held, depth, counted, use.at_us, memory.written - use.written, known)
+        return held
 
     def _of_chunks(self, memory: PlaceMemory, other: Sequence[bytes], tokens: int) -> int:
         """What is held of a prompt that another one shares for so many tokens, to within its last link."""

@@ -81,23 +81,23 @@ class PlaceMemory:
         unknown = bisect_left(behind, True, key=self.young.__contains__)
         if self.old:
             unknown = bisect_left(behind, True, 0, unknown, key=self.old.__contains__)
-        if self.ahead.tokens:
+        if unknown and behind[unknown - 1] in self.ahead.tokens:  # it goes on from what was read
             unknown = bisect_left(behind, True, 0, unknown, key=self.ahead.tokens.__contains__)
         return count - unknown
 
-    def ends(self, chain: Sequence[bytes], depth: int) -> bool:
-        """Whether exactly so many leading links are known, at least one of them: quickly, or False."""
-        young = self.young
-        return (
-            not self.old
-            and not self.ahead.tokens
-            and chain[depth - 1] in young
-            and (depth == len(chain) or chain[depth] not in young)
-        )
-
-    def knows(self, link: bytes) -> bool:
-        """Whether a link was read, or is about to be."""
-        return link in self.young or link in self.old or link in self.ahead.tokens
+    def reach(self, chain: Sequence[bytes], guess: int) -> int | None:
+        """The `depth` of a chain in a few look-ups, where it is 0 or as it was guessed; else None."""
+        young, old, ahead = self.young, self.old, self.ahead.tokens
+        first, link = chain[0], chain[guess - 1]
+        if first not in young and first not in old and first not in ahead:
+            return 0
+        if link in young or link in old:
+            if guess == len(chain):
+                return guess
+            behind = chain[guess]
+            if behind not in young and behind not in old and behind not in ahead:
+                return guess
+        return None
 
     def use(self, link: bytes) -> Use | None:
         """The last time a link was read; None where it is not known or only under way."""

@@ -70,7 +70,7 @@ class Demand(Record, frozen=True):
     fresh: bool = False
 
 
-class Work(Record, frozen=True):
+class Work(Record, frozen=True, gc=False):
     """What a replica has to do at the moment of the decision.
 
     Of this gateway's own open attempts: `prefill_tokens` are the uncached tokens of those without a first
@@ -99,7 +99,7 @@ class Knowledge(StrEnum):
     COLD = "cold"
 
 
-class ReplicaState(Record, frozen=True):
+class ReplicaState(Record, frozen=True, gc=False):
     """One replica at the moment of the decision. `in_flight` counts this gateway's open attempts.
 
     `hit_tokens` are the tokens of this prompt that its cache should hold, 0 where nothing is known;

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import background, measure, planning
+from tests.bench import background, decisions, measure, planning
 from tests.bench.report import Results, render
 from tests.bench.rows import ALL_ROWS, BAR_ROWS, QUICK_ROWS, Bench, Cell, Row
 from tests.bench.systems import CTXGATE, FLOOR, SAFE, Cores, Running, Spec, StartError, start, start_mock
@@ -151,6 +151,8 @@ def _measure_planning(plan: Plan, results: Results) -> None:
     """In this process, before any other runs; peers in their own environments, where they are installed."""
     _progress("planning at a million tokens")
     results.planning = planning.measure(quick=plan.quick)
+    _progress("choosing among 64 replicas")
+    results.decisions = decisions.measure(20 if plan.quick else decisions.RUNS)
     for name, python in planning.installed_peers().items():
         _progress(f"counting tokens: {name}")
         try:

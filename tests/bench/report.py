@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tests.bench.background import Disturbance
+    from tests.bench.decisions import Decided
     from tests.bench.planning import Cost
     from tests.bench.rows import Cell, MemoryRun
 
@@ -28,6 +29,7 @@ class Results:
     rss_mb: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # start, peak, end of the run
     absent: dict[str, str] = field(default_factory=dict)  # system -> why it was not measured
     planning: list[Cost] = field(default_factory=list)
+    decisions: list[Decided] = field(default_factory=list)
     background: list[Disturbance] = field(default_factory=list)
 
     def errors(self) -> list[str]:
@@ -70,6 +72,7 @@ class Results:
             },
             "start_s": self.start_s,
             "planning": [asdict(cost) for cost in self.planning],
+            "decisions": [asdict(cost) for cost in self.decisions],
             "background": [asdict(each) for each in self.background],
             "absent": self.absent,
             "errors": self.errors(),
@@ -147,6 +150,11 @@ def bars(results: Results, system: str = "ctxgate") -> list[Bar]:
         Bar("memory growth over the last three quarters of it", growth, 1.1, 1.03, True),
         Bar("start to first answered request", start, 2.0, 1.0, True, "s"),
         *_planning_bars(results.planning),
+        *(
+            Bar(f"decision, {cost.case}: CPU p50", cost.p50_us, 200, 150, True, "us")
+            for cost in results.decisions
+            if cost.barred
+        ),
     ]
 
 
@@ -183,6 +191,9 @@ def render(results: Results) -> str:
     if results.planning:
         parts += ["Planning at a million tokens: one turn, all but its last two messages known.", ""]
         parts += [_planning(results.planning), ""]
+    if results.decisions:
+        parts += ["A decision, from what is cached where to the choice that is kept: CPU.", ""]
+        parts += [_decisions(results.decisions), ""]
     if results.background:
         what = "Small requests while histories of 900,000 tokens are held, beside `off`"
         parts += [f"{what}; long turns beside `window`.", ""]
@@ -299,6 +310,14 @@ def _planning(costs: Sequence[Cost]) -> str:
         for cost in costs
     ]
     return table(head, lines)
+
+
+def _decisions(costs: Sequence[Decided]) -> str:
+    lines = [
+        (cost.case, f"{cost.tokens:,}", *(f"{us:.0f}" for us in (cost.p50_us, cost.p90_us, cost.least_us)))
+        for cost in costs
+    ]
+    return table(("replicas", "tokens", "p50 us", "p90", "least"), lines)
 
 
 def _memory(results: Results) -> list[str]:

@@ -50,6 +50,8 @@ def test_quick_bench_measures_every_system_without_an_error(tools: tuple[str, ..
         assert cost["tokens"] == 100_000
         assert cost["cpu_ms"] > 0
         assert 0 < cost["bodies"] < 3, cost
+    assert [each["replicas"] for each in results["decisions"]] == [64, 64, 64, 64, 64, 4, 2, 1]
+    assert all(0 < each["least_us"] <= each["p50_us"] <= each["p90_us"] for each in results["decisions"])
     assert [each["mode"] for each in results["background"]] == ["off", "window", "auto"]
     assert all(each["requests"] > 0 for each in results["background"])
     assert results["memory_mb"]["ctxgate"]["requests"] == 200

@@ -10,11 +10,13 @@ import pytest
 from ctxgate.compression.rules import ALL_RULES, Rule
 from ctxgate.gateway.config import Pool, Replica
 from ctxgate.gateway.fleet import Fleet
+from ctxgate.inference.engine_load import EngineLoad
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
 from ctxgate.inference.rates import RateCard
 from ctxgate.inference.template_facts import CacheReport, Findings, TemplateFacts, Verdict
 from ctxgate.routing.health import COOL_DOWN_US, THRESHOLD, Health, Sign
+from ctxgate.routing.snapshot import Work
 from support.gateway import RATES
 
 CARD = RateCard(((RATES,),))
@@ -61,6 +63,39 @@ def test_a_count_is_given_back_also_when_the_block_fails(fleet: Fleet) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert all(record.in_flight == 0 for record in fleet.records())
+
+
+def test_what_a_replica_has_to_do_is_told_as_it_is_after_every_step(fleet: Fleet) -> None:
+    def work() -> Work:
+        (state, _) = fleet.snapshot((fleet.record("fast", "one").pool,))
+        return state.work
+
+    assert work() == Work()
+    with fleet.taken("fast", "one", new=300, length=1_000) as taken:
+        assert work() == Work(300, prefill_pairs=300 * (1_000 - 150))
+        fleet.told_load("fast", "one", EngineLoad(running=4, waiting=2, kv_usage=0.5))
+        assert work() == Work(300, 0, 0, 300 * (1_000 - 150), 4, 2, 0.5)
+        taken.first_token()
+        assert work() == Work(0, 1, 1_000, 0, 4, 2, 0.5)
+    assert work() == Work(0, 0, 0, 0, 4, 2, 0.5)
+    fleet.probed("fast", "one", Probe(Finding.REFUSED))
+    assert work() == Work()  # another engine may answer there
+
+
+def test_replicas_of_pools_that_a_reload_replaced_are_those_that_are_still_there(
+    fleet: Fleet, pools: dict[str, Pool]
+) -> None:
+    def names(pool: Pool) -> list[str]:
+        return [state.name for state in fleet.snapshot((pool,))]
+
+    before = pools["fast"]
+    after = Pool("fast", (Replica("two", "http://b"), Replica("three", "http://d")), CARD)
+    assert names(before) == ["one", "two"]
+    fleet.update({"fast": after})
+    for _ in range(2):  # requests of both configurations take turns
+        assert names(before) == ["two"]
+        assert names(after) == ["two", "three"]
+    assert names(pools["slow"]) == []
 
 
 def test_the_end_of_an_attempt_counts_at_its_own_replica_only(fleet: Fleet) -> None:

@@ -194,14 +194,14 @@ def sent(index: PrefixIndex, ticket: str, links: list[bytes], prompt: int, *, no
 def test_routing_a8_a_burst_of_one_cold_prompt_follows_the_first() -> None:
     index, links, chosen = PrefixIndex(), chain("burst", 3), []
     for number in range(30):
-        hits = index.expected_all(PLACES, links)
-        place = max(PLACES, key=lambda one: hits[one].tokens if one in hits else -1)
+        hits = index.hits(PLACES, links).tokens
+        place = max(PLACES, key=lambda one: hits.get(one, -1))
         chosen.append(place)
         index.dispatched(str(number), place, links, [0, 10, 10], prompt=20_000, now_us=number)
     assert set(chosen) == {PLACES[0]}
     for number in range(30):
         index.withdraw(str(number), PLACES[0])
-    assert index.expected_all(PLACES, links) == {}
+    assert index.hits(PLACES, links) == ({}, 0)
     assert index.links == 0
 
 
@@ -257,11 +257,13 @@ def test_all_places_at_once_are_each_place_by_itself() -> None:
         links = rng.choice(chains)
         one_by_one = {place: index.expected(place, links) for place in PLACES}
         known = {place: found for place, found in one_by_one.items() if found is not None}
-        assert index.expected_all(PLACES, links) == known
+        deepest = max((found.elements for found in known.values()), default=0)
+        hits = {place: found.tokens for place, found in known.items()}
+        assert index.hits(PLACES, links) == (hits, deepest)
         for place, found in known.items():
-            memory = index._places[place]
-            assert memory.knows(links[found.elements - 1])
-    assert index.expected_all(PLACES, []) == {}
+            assert index._places[place].depth(links[::-1]) == found.elements
+            assert index.expected(place, links, guess=rng.randrange(13)) == found
+    assert index.hits(PLACES, []) == ({}, 0)
 
 
 class Link(bytes):
@@ -280,8 +282,9 @@ def test_routing_h5_all_places_together_take_less_than_one_walk_along_a_long_pro
     for number, place in enumerate(places):
         read(index, links[: 60 * (number + 1)], 500 * (number + 1), place=place)
     Link.lookups = 0
-    found = index.expected_all(places, [Link(link) for link in links])
-    assert [one.elements for one in found.values()] == [60 * (number + 1) for number in range(64)]
+    found = index.hits(places, [Link(link) for link in links])
+    assert list(found.tokens.values()) == [500 * (number + 1) // 16 * 16 for number in range(64)]
+    assert found.elements == 60 * 64
     assert 64 <= Link.lookups < 4_096
 
 

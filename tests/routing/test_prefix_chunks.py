@@ -44,8 +44,8 @@ def test_routing_b6_a_shared_system_prompt_is_warm_on_every_replica_that_read_it
     places = [("standard", f"standard-{number}") for number in range(4)]
     for user in range(100):
         learn(index, f"user {user}", chunks(4, f"user {user}"), places[user % 4])
-    found = index.expected_all(places, [b"f", b"another"], chunks(4, "another"))
-    assert [found[place].tokens for place in places] == [4 * 256] * 4
+    hits = index.hits(places, [b"f", b"another"], chunks(4, "another"))
+    assert [hits.tokens[place] for place in places] == [4 * 256] * 4
 
 
 def test_only_what_stands_behind_the_known_links_is_shared() -> None:
