@@ -188,13 +188,8 @@ class ContextStage:
         at = self.shown.may_recall(turn)
         if not at:
             return
-        fresh = await self.shown.found(turn, at, self.windows.of(turn.pool, turn.model))
-        try:
-            snippets = await self.answered_by_store(turn.tenant, self.shown.recalled(turn, at, fresh))
-        except (LedgerError, TimeoutError) as error:
-            log.warning("what is brought back cannot be kept: %s", type(error).__name__)
-            self._dropped("store")
-            return
+        window = self.windows.of(turn.pool, turn.model)
+        snippets = await self.shown.brought_back(turn, at, window, self.answered_by_store)
         if snippets:
             self.shown.put(turn, snippets)
             turn.put(record, self.views, self.shaping)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from ctxgate.compression.arrivals import (
 )
 from ctxgate.compression.arrivals import key_of as form_key
 from ctxgate.compression.recall_gate import Gate, held_in
-from ctxgate.compression.recalled import RecalledMemory, decided, key_of, places, with_snippet
+from ctxgate.compression.recalled import NOTHING, RecalledMemory, decided, key_of, places, with_snippet
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.said import read_said
 from ctxgate.gateway.context_masking import in_thread
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ctxgate.compression.compaction import Compaction
     from ctxgate.gateway.context_turn import Turn
     from ctxgate.gateway.services import Services
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 BIG_BYTES: Final = 2**16
@@ -57,6 +59,12 @@ _FEW_TOKENS: Final = 200  # where that is less: a heading and a passage
 _LEAST_TOKENS: Final = 100
 _BYTES_PER_TOKEN: Final = 3
 _AROUND: Final = 64  # bytes of JSON around a snippet
+
+
+class AnsweredByStore(Protocol):
+    """What a computation comes to that asks the store. Raises LedgerError or TimeoutError."""
+
+    async def __call__(self, tenant: str, work: Asking[T]) -> T: ...
 
 
 class Shown:
@@ -126,7 +134,7 @@ class Shown:
 
     def may_recall(self, turn: Turn) -> list[int]:
         """The messages at whose end something may have been brought back; none where nothing is left out."""
-        if not turn.context.recall or turn.record is None or not turn.frozen:
+        if not turn.context.recall or turn.record is None:
             return []
         return places(turn.facts, turn.record.gone())
 
@@ -181,6 +189,29 @@ class Shown:
         found = yield from decided(at, turn.hashes, self._recalled, fresh)
         self._hold(turn, [key_of(turn.hashes[each]) for each in new if each in found])
         return found
+
+    async def brought_back(
+        self, turn: Turn, at: list[int], window: int | None, answered_by_store: AnsweredByStore
+    ) -> dict[int, bytes]:
+        """What is put at the ends of messages; of a store that gives no answer what memory has of it."""
+        if not turn.frozen:
+            return self.remembered(turn, at)
+        fresh = await self.found(turn, at, window)
+        try:
+            return await answered_by_store(turn.tenant, self.recalled(turn, at, fresh))
+        except (LedgerError, TimeoutError) as error:
+            log.warning("what is brought back cannot be kept: %s", type(error).__name__)
+            self._services.telemetry.context_dropped.labels("store").inc()
+            return self.remembered(turn, at)
+
+    def remembered(self, turn: Turn, at: list[int]) -> dict[int, bytes]:
+        """As `recalled`, without the store: what it may still say later must not change this."""
+        snippets = self._recalled.snippets
+        found = {each: snippets.get(turn.hashes[each]) for each in at}
+        for each, snippet in found.items():
+            if snippet is None:
+                snippets.put(turn.hashes[each], NOTHING)
+        return {each: snippet for each, snippet in found.items() if snippet}
 
     def put(self, turn: Turn, snippets: dict[int, bytes]) -> None:
         """Let messages go out with what is put at their ends."""
