@@ -102,6 +102,11 @@ def called(lines: Lines, amount: int) -> Lines:
     return replace(lines, calls=lines.calls + amount)
 
 
+def looked_up(lines: Lines, amount: int) -> Lines:
+    """The state after the model has looked something up: a price of the latest compaction, if any."""
+    return lines if lines.without is None else replace(lines, net=lines.net - amount)
+
+
 def observed(lines: Lines, turn: Turn, terms: Terms) -> tuple[Lines, Costs]:
     """The state after an answered request, and what it would have cost on the other lines."""
     closed: int | None = None

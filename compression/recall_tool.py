@@ -183,6 +183,39 @@ def identity_of_message(raw: Text) -> bytes | None:
         return None
 
 
+def _known(
+    messages: Sequence[Text], facts: Sequence[Facts], hashes: Sequence[bytes], memory: ToolMemory
+) -> tuple[dict[int, HiddenRounds], dict[int, bytes]]:
+    """What is remembered to be hidden, by message; and the keys of those of which nothing is known."""
+    found: dict[int, HiddenRounds] = {}
+    keys: dict[int, bytes] = {}
+    for at in range(1, len(facts)):
+        if facts[at].role != "assistant" or memory.plain.get(hashes[at]):
+            continue
+        known = memory.rounds.get(hashes[at])
+        if known is None and (identity := identity_of_message(messages[at])) is not None:
+            keys[at] = key_of(hashes[at - 1], identity)
+            if (known := memory.rounds.get(keys[at])) is not None:
+                memory.rounds.put(hashes[at], known)
+        if known is not None:
+            found[at] = known
+            keys.pop(at, None)
+    return found, keys
+
+
+def at_hand(
+    root: bytes,
+    messages: Sequence[Text],
+    facts: Sequence[Facts],
+    hashes: Sequence[bytes],
+    memory: ToolMemory,
+) -> tuple[bool, dict[int, HiddenRounds]]:
+    """What one process remembers: whether a conversation has the tool, and what is hidden in it."""
+    if memory.offered.get(root) != _ON:
+        return False, {}
+    return True, _known(messages, facts, hashes, memory)[0]
+
+
 def hidden(
     messages: Sequence[Text], facts: Sequence[Facts], hashes: Sequence[bytes], memory: ToolMemory
 ) -> Asking[dict[int, HiddenRounds]]:
@@ -191,16 +224,7 @@ def hidden(
     That there is nothing is kept too, so that it is never decided again.
     """
     plain, rounds = memory.plain, memory.rounds  # what is forgotten meanwhile stays forgotten
-    found: dict[int, HiddenRounds] = {}
-    keys: dict[int, bytes] = {}
-    for at in range(1, len(facts)):
-        if facts[at].role != "assistant" or plain.get(hashes[at]):
-            continue
-        known = rounds.get(hashes[at])
-        if known is not None:
-            found[at] = known
-        elif (identity := identity_of_message(messages[at])) is not None:
-            keys[at] = key_of(hashes[at - 1], identity)
+    found, keys = _known(messages, facts, hashes, memory)
     if keys:
         answer = yield Ask(dict.fromkeys(keys.values(), _NOTHING))
         for at, key in keys.items():
@@ -213,10 +237,13 @@ def hidden(
     return found
 
 
-def kept(before: bytes, identity: bytes, rounds: HiddenRounds) -> Asking[bytes]:
+def kept(before: bytes, identity: bytes, rounds: HiddenRounds, memory: ToolMemory) -> Asking[bytes]:
     """Keep the hidden rounds of an answer that is about to end; returns their key."""
+    remembered = memory.rounds  # what is forgotten meanwhile stays forgotten
     key = key_of(before, identity)
-    yield Ask({key: encode(rounds)})
+    answer = yield Ask({key: encode(rounds)})
+    if (first := decode(answer[key])) != NO_ROUNDS:  # of equal answers the first one counts
+        remembered.put(key, first)
     return key
 
 
@@ -258,6 +285,18 @@ def call_json(id_: str, arguments: str) -> bytes:
         sound = False
     function = {"name": NAME, "arguments": arguments if sound else "{}"}
     return msgspec.json.encode({"id": id_, "type": "function", "function": function})
+
+
+def distinct_ids(ids: Sequence[str]) -> list[str]:
+    """The ids of one message's calls, another one in the place of each that is missing or came before.
+
+    Nine letters and digits: some templates take no other ones.
+    """
+    found: list[str] = []
+    for place, id_ in enumerate(ids):
+        fresh = blake2b(f"{place} {id_}".encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
+        found.append(fresh if not id_ or id_ in found else id_)
+    return found
 
 
 def result_message(id_: str, text: str) -> bytes:

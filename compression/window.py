@@ -183,18 +183,25 @@ def observed(state: Conversation, terms: Terms, prompt: int, cached: int | None 
     """
     if prompt < state.tokens:
         state = edited(state, terms.shape, prompt)
-    rates, growth = terms.rates, prompt - state.tokens
-    carried = max(0, state.tokens - state.base)  # sent before, and what a compaction would have removed
-    missed = 0 if cached is None else min(carried, max(0, state.tokens - cached))
-    reread = rates.cached * max(0, prompt - state.base)
     return replace(
-        state,
+        reread(state, terms, prompt, cached),
         tokens=prompt,
-        grown=state.grown + growth,
+        grown=state.grown + prompt - state.tokens,
         requests=state.requests + 1,
-        spent=state.spent + reread + max(0, rates.written - rates.cached) * missed,
         since_base=state.since_base + 1,
     )
+
+
+def reread(state: Conversation, terms: Terms, prompt: int, cached: int | None = None) -> Conversation:
+    """The state after a prompt was paid for that is no request of the client's own.
+
+    A request that looks something up sends its history once more for each answer, and does not grow by it.
+    """
+    rates = terms.rates
+    carried = max(0, state.tokens - state.base)  # sent before, and what a compaction would have removed
+    missed = 0 if cached is None else min(carried, max(0, state.tokens - cached))
+    read = rates.cached * max(0, prompt - state.base)
+    return replace(state, spent=state.spent + read + max(0, rates.written - rates.cached) * missed)
 
 
 def compacted(state: Conversation, terms: Terms, length: int, trigger: int | None = None) -> Conversation:

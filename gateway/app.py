@@ -78,6 +78,7 @@ class Application:
     def call_off(self) -> None:
         """End every open call at its engine, so that what it used is booked before the process ends."""
         if self.services is not None:
+            self.services.called_off = True
             for attempt in tuple(self.services.attempts):
                 attempt.call_off()
 

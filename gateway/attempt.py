@@ -229,9 +229,9 @@ class Attempt:
     def _refuse_called_off(self) -> None:
         """Tell a client that is still there why it gets no answer. Raises `Refused`."""
         if self._off.cause is Cause.TOO_LATE:
-            raise _TOO_LATE
+            raise _TOO_LATE.fresh()
         if self._off.cause is Cause.SHUTDOWN:
-            raise _STOPPING
+            raise _STOPPING.fresh()
 
     async def _stream(self, response: UpstreamResponse) -> Answered:
         """A stream: every event leaves as it comes, only `[DONE]` waits until the call is booked."""

@@ -22,7 +22,7 @@ from ctxgate.compression.diff_parts import HEAD_ROLES
 from ctxgate.compression.recent import Recent
 from ctxgate.compression.tool_output import LEAST_LIMIT
 from ctxgate.compression.validity import Invalid
-from ctxgate.compression.window import KEEP, Compact, Reason, decide, observed
+from ctxgate.compression.window import KEEP, Compact, Reason, decide, observed, reread
 from ctxgate.compression.window import target as target_of
 from ctxgate.gateway.archive import reference_of
 from ctxgate.gateway.context_background import Compactor
@@ -45,7 +45,7 @@ from ctxgate.gateway.summarizing import summarize
 from ctxgate.inference.usage import Certainty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from ctxgate.compression.ask import Asking
     from ctxgate.compression.compaction import Compaction
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.flow import Allowed, Answered, Held
     from ctxgate.gateway.layout import Laid
     from ctxgate.gateway.services import Services
+    from ctxgate.inference.usage import Usage
 
 T = TypeVar("T")
 
@@ -294,18 +295,21 @@ class ContextStage:
 
     # ---- after its answer ----------------------------------------------------------------------------
 
-    def answered(self, answered: Answered) -> None:
-        """Learn from an answer that has been sent, and begin a compaction where it pays. Never raises."""
+    def answered(self, answered: Answered, further: Sequence[Usage] = ()) -> None:
+        """Learn from an answer that has been sent, and begin a compaction where it pays. Never raises.
+
+        `further`: what other attempts used that went on with it.
+        """
         turn = answered.held.routed.planned.turn
         usage = answered.usage
         if turn is None or usage.prompt is None or usage.uncached.certainty is not Certainty.MEASURED:
             return
         try:
-            self._answered(turn, answered, usage.prompt)
+            self._answered(turn, answered, usage.prompt, further)
         except Exception as error:  # noqa: BLE001 - nor may it fail a request that was answered
             self._defect(turn.identified.inbound.request_id, error)
 
-    def _answered(self, turn: Turn, answered: Answered, prompt: int) -> None:
+    def _answered(self, turn: Turn, answered: Answered, prompt: int, further: Sequence[Usage]) -> None:
         usage, before = answered.usage, turn.known
         same = before is not None and before.record == turn.record and before.tools == turn.tools
         if before is not None and same and not before.estimated:
@@ -316,15 +320,20 @@ class ContextStage:
         if place[0] == turn.pool.name:
             self.windows.took(turn.pool, place[1], turn.model, prompt + (usage.output.value or 0))
         terms = self.terms(turn, before, background=True)
-        cached = usage.cached.value if usage.cached.certainty is Certainty.MEASURED else None
-        state = observed(self._state(turn, terms), terms, prompt, cached)
+        state = observed(self._state(turn, terms), terms, prompt, _cached(usage))
+        for more in further:  # each read the history once more
+            if more.prompt is not None and more.uncached.certainty is Certainty.MEASURED:
+                state = reread(state, terms, more.prompt, _cached(more))
         known = Known(
             length=len(turn.facts),
             tokens=prompt,
             said=turn.said,
             record=turn.record,
             state=state,
-            largest=max(usage.output.value or 0, 0 if before is None else before.largest),
+            largest=max(
+                *(each.output.value or 0 for each in (usage, *further)),
+                0 if before is None else before.largest,
+            ),
             batch=max(0 if before is None else before.batch, turn.arriving if before is not None else 0),
             tools=turn.tools,
         )
@@ -373,6 +382,10 @@ class ContextStage:
             place.lineno,
         )
         self._dropped("defect")
+
+
+def _cached(usage: Usage) -> int | None:
+    return usage.cached.value if usage.cached.certainty is Certainty.MEASURED else None
 
 
 def _tenant(allowed: Allowed) -> str:

@@ -11,6 +11,7 @@ from ctxgate.compression.window import Reason
 from ctxgate.gateway.context_sizes import total
 from ctxgate.gateway.counterfactuals import Beside, Counterfactuals
 from ctxgate.gateway.instants import day_of
+from ctxgate.gateway.ledger import LOOK_UP
 from ctxgate.inference.lengths import measure
 from ctxgate.inference.rates import format_usd, rates_at
 from ctxgate.inference.usage import Certainty
@@ -44,6 +45,8 @@ class Savings:
         """What an attempt would have cost otherwise. Called once for each, with what it cost."""
         planned = held.routed.planned
         try:
+            if planned.origin is not None and held.attempt.purpose == LOOK_UP:
+                return self._went_on(planned.origin, charge)
             if planned.origin is not None:
                 if charge.total is not None:
                     self._counterfactuals.called(planned.origin.hashes[-1], charge.total)
@@ -53,7 +56,21 @@ class Savings:
             log.error("what an attempt saved is unknown: %s", type(error).__name__)
         return UNKNOWN
 
+    def _went_on(self, request: Request, charge: Charge) -> Beside:
+        """An answer went on after a look-up. The client's own prompt holds all that was looked up.
+
+        Had it been sent, the answer would have ended where this attempt's does, so its words count in place
+        of those before, which made the call; and nothing would have been read once more.
+        """
+        before = request.answer_nano
+        if charge.total is None or charge.output is None or before is None:
+            return UNKNOWN
+        request.answer_nano, more = charge.output, charge.output - before
+        self._counterfactuals.looked_up(request.hashes[-1], charge.total - more)
+        return Beside(more, more)
+
     def _answered(self, held: Held, request: Request, usage: Usage, charge: Charge, now_us: int) -> Beside:
+        request.answer_nano = charge.output
         known, pool = request.known, held.routed.pool
         day = day_of(held.attempt.opened_at_us)
 

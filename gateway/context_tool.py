@@ -17,6 +17,7 @@ from ctxgate.compression.recall_tool import (
     NAME,
     HiddenRounds,
     ToolMemory,
+    at_hand,
     has_tool,
     hidden,
     kept,
@@ -35,6 +36,7 @@ OUTCOMES: Final = ("found", "nothing", "unreadable", "too many", "failed")
 """What became of a call: passages; none; no arguments that can be read; not answered, as there were too many
 before it in one answer; the answer could not go on with the result."""
 
+_ESCAPE: Final = b"\\u00"  # of a character that needs none
 _OPEN_CHOICES: Final = ("", "auto", "required")
 
 
@@ -48,7 +50,7 @@ class RecallTool:
     async def offer(self, turn: Turn) -> None:
         """Let a request go out with the tool, and with what was hidden before, where its conversation has it.
 
-        Without both where the store does not say.
+        Where the store does not say, as far as this process knows.
         """
         if not turn.context.recall_tool or not _has_tools(turn.laid):
             return
@@ -56,7 +58,7 @@ class RecallTool:
             has = await self._services.context.answered_by_store(turn.tenant, self._looked_up(turn))
         except (LedgerError, TimeoutError) as error:
             self._store_failed(error)
-            return
+            has, turn.hidden = at_hand(turn.root, turn.messages, turn.facts, turn.hashes, self.memory)
         body = expanded(turn.laid, {}, DEFINITION) if has and may_be_called(turn.laid, turn) else None
         if body is not None:
             turn.offer(body)
@@ -75,7 +77,8 @@ class RecallTool:
         """
         context = self._services.context
         try:
-            key = await context.answered_by_store(turn.tenant, kept(turn.hashes[-1], identity, rounds))
+            asking = kept(turn.hashes[-1], identity, rounds, self.memory)
+            key = await context.answered_by_store(turn.tenant, asking)
         except (LedgerError, TimeoutError) as error:
             self._store_failed(error)
             return
@@ -98,7 +101,8 @@ def _may_begin(turn: Turn) -> bool:
     body = turn.laid
     choice, form = _small(body, "tool_choice"), _small(body, "response_format")
     free = form is None or (isinstance(form, dict) and form.get("type") == "text")
-    return free and (choice or "") in _OPEN_CHOICES and may_be_called(body, turn)
+    tokens = _small(body, "logprobs")  # those of a call that is taken out cannot be told from the others
+    return free and not tokens and (choice or "") in _OPEN_CHOICES and may_be_called(body, turn)
 
 
 def _has_tools(body: Body) -> bool:
@@ -107,9 +111,11 @@ def _has_tools(body: Body) -> bool:
 
 
 def _named(body: Body) -> bool:
-    """Whether the client has a tool of that name itself."""
-    value = body.get("tools")
-    return value is not None and NAME.encode() in bytes(value)
+    """Whether the client has a tool of that name itself, however it escapes it."""
+    value = bytes(body.get("tools") or b"")
+    if _ESCAPE in value:
+        value += msgspec.json.encode(_small(body, "tools"))
+    return NAME.encode() in value
 
 
 def _small(body: Body, name: str) -> Any:

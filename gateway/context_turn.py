@@ -60,6 +60,7 @@ class Turn:
     `harder`: see `flow.Allowed`.
     `offered`: it goes out with the tool `context_recall`. `hidden`: by message, calls of it that the client
     does not see.
+    `answer_nano`: the price of what the last attempt said.
     `refusal`: an engine refused this request's last prompt. `pending`: the record, which came in place of
     `replaced`, is to be kept once an engine has taken its prompt.
     """
@@ -94,6 +95,7 @@ class Turn:
     harder: Fraction = Fraction(1)
     offered: bool = False
     hidden: dict[int, HiddenRounds] = field(default_factory=dict)
+    answer_nano: int | None = None
 
     def __post_init__(self) -> None:
         self.body = self.laid

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ctxgate.compression import verdict
-from ctxgate.compression.counterfactual import START, Lines, Terms, Turn, called, observed
+from ctxgate.compression.counterfactual import START, Lines, Terms, Turn, called, looked_up, observed
 from ctxgate.compression.economics import to_nano
 from ctxgate.compression.recent import Recent
 from ctxgate.inference.rates import TOKENS_PER_RATE
@@ -78,6 +78,13 @@ class Counterfactuals:
         if newest is not None:
             known = self._open[newest]
             known.lines = called(known.lines, nano * TOKENS_PER_RATE)
+
+    def looked_up(self, name: bytes, nano: int) -> None:
+        """The answer to a request needed so much more, as the model looked up what its prompt lacked."""
+        newest = self._newest.get(name)
+        if newest is not None:
+            known = self._open[newest]
+            known.lines = looked_up(known.lines, nano * TOKENS_PER_RATE)
 
     def answered(
         self,

@@ -90,6 +90,10 @@ class Refused(Exception):
         """The HTTP status of this refusal."""
         return TABLE[self.kind].status
 
+    def fresh(self) -> Refused:
+        """The same refusal, to be raised: one raised again and again would keep all frames."""
+        return Refused(self.kind, self.message, self.param, self.retry_after_s)
+
 
 def envelope(message: str, type_: str, code: str | None, param: str | None = None) -> bytes:
     """OpenAI's error body."""

@@ -29,7 +29,8 @@ FILTERS: Final = ("organisation", "team", "key_id", "task", "pool", "model")
 
 
 ANSWER: Final = "answer"
-PURPOSES: Final = (ANSWER, "summary", "recall")
+LOOK_UP: Final = "recall"
+PURPOSES: Final = (ANSWER, "summary", LOOK_UP)
 """What an attempt was for: the client's own request, or a call of the gateway, booked to the task."""
 
 
@@ -125,7 +126,8 @@ class AttemptSettled(Record, frozen=True):
 
     What it would have cost in nano-dollars: `plain_nano` had the client's own prompts been sent,
     `fixed_nano` had they been compacted at a fixed share of the window; None where that is not known, or
-    where the prompt would not have fitted.
+    where the prompt would not have fitted. An answer that goes on after a look-up would have been said at
+    once: of that attempt, both are what its words cost more than those before.
     """
 
     attempt_id: str

@@ -2,7 +2,8 @@
 
 The first attempt answers as ever, but for the calls of `context_recall`. Where it ends in these alone, its
 end is kept back, and the next attempt goes on in its place: under the first one's id, without a second role,
-with the usage and the cost of all.
+with the usage and the cost of all. `usage.iterations` lists the usage of each, the last one's prompt being
+the longest: an agent that watches how full its context is finds that there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ctxgate.gateway.edge import JSON, Reply
 from ctxgate.inference.call_filter import (
     ENDS,
     CallFilter,
+    Hearing,
     Spoken,
     event_of,
     events_of,
-    spoken_in,
     spoken_of,
     take_calls,
 )
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.edge import Headers, Message
     from ctxgate.inference.call_filter import OwnCall
+    from ctxgate.inference.usage import Usage
 
 _COST: Final = b"x-ctxgate-cost"
 _OF_THE_FIRST: Final = ("id", "created")
 _TEXTS: Final = ("content", "reasoning_content", "reasoning")
 _NANO: Final = 10**9
+_READ_AT_ONCE: Final = 2**16  # bytes of a stream; what it said is read piece by piece, as it passes
 
 
 class MergedReply(Reply):
@@ -47,8 +50,8 @@ class MergedReply(Reply):
     """
 
     __slots__ = (
-        "_answers", "_before_end", "_costs", "_filter", "_first", "_goes_on", "_inner", "_number", "_reason",
-        "_shown", "_spoken", "_usages", "own", "refused",
+        "_answers", "_before_end", "_filter", "_first", "_goes_on", "_head", "_hearing", "_inner", "_number",
+        "_paid", "_reason", "_shown", "_spoken", "_usages", "own", "refused",
     )  # fmt: skip
 
     def __init__(self, inner: Reply, before_end: Callable[[], Awaitable[None]]) -> None:
@@ -57,7 +60,8 @@ class MergedReply(Reply):
         self._before_end = before_end
         self._first: dict[str, Any] = {}
         self._usages: list[dict[str, Any]] = []
-        self._costs: list[int] = []
+        self._paid: list[int | None] = []
+        self._head: dict[str, Any] = {}
         self._number = 0
         self.begin(answers=True)
         self.gone, self.started = inner.gone, inner.started
@@ -69,6 +73,7 @@ class MergedReply(Reply):
         self._answers = answers
         self._filter = CallFilter(NAME, answers=answers)
         self._shown = bytearray()
+        self._hearing = Hearing()
         self._spoken: Spoken | None = None
         self._goes_on = False
         self.own: list[OwnCall] = self._filter.own
@@ -89,13 +94,25 @@ class MergedReply(Reply):
     def spoken(self) -> Spoken:
         """What the client saw of the attempt."""
         if self._spoken is None:
-            self._spoken = spoken_in(bytes(self._shown))
+            self._heard()
+            return self._hearing.spoken()
         return self._spoken
 
     @property
     def reason(self) -> str | None:
         """Why the attempt's model ended, None where it has not said so."""
         return self._reason or self._filter.reason or self.spoken.reason
+
+    def paid(self, usage: Usage, nano: int | None) -> None:
+        """What the attempt cost that goes on, as booked; None where that is unknown, and so is the sum."""
+        self._paid.append(nano)
+        if not self._usages[-1] and usage.prompt is not None and usage.output.value is not None:
+            output = usage.output.value
+            self._usages[-1] = {
+                "prompt_tokens": usage.prompt,
+                "completion_tokens": output,
+                "total_tokens": usage.prompt + output,
+            }
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head of the answer, once."""
@@ -111,6 +128,8 @@ class MergedReply(Reply):
         if not out:
             return
         self._shown += out
+        if len(self._shown) >= _READ_AT_ONCE:
+            self._heard()
         if self._number > 1:
             out = self._joined(out)
         if out:
@@ -119,9 +138,9 @@ class MergedReply(Reply):
     async def end(self, data: bytes = b"") -> None:
         """The end of an attempt, which is that of the answer unless it goes on."""
         if self.goes_on and (b"[DONE]" in data or not data):
-            self._first = self._first or _head_of(bytes(self._shown))
-            if self._filter.usage is not None:
-                self._usages.append(self._filter.usage)
+            self._heard()
+            self._first = self._first or self._head
+            self._usages.append(self._filter.usage or {})
             return
         await self._before_end()
         await self.finish(data)
@@ -140,20 +159,19 @@ class MergedReply(Reply):
             await self._inner.whole(status, headers, body)
             return
         document = _document(body)
-        if document is None or (self._number == 1 and not self._take(document)):
+        if document is None or (not self._take(document) and self._number == 1):
+            self.ended = True
             await self._inner.whole(status, headers, body)
             return
-        if self._number > 1:
-            self._take(document)
-        cost = _cost(headers)
         if self.goes_on:
-            self._note(document, cost)
+            self._note(document)
             return
         await self._before_end()
         changed = self._merged(document)
+        cost = self._sum(_cost(headers))
         headers = [each for each in headers if each[0] != _COST]
         if cost is not None:
-            headers.append((_COST, format_usd(cost + sum(self._costs)).encode()))
+            headers.append((_COST, format_usd(cost).encode()))
         self.ended = True
         await self._inner.whole(status, headers, msgspec.json.encode(changed))
 
@@ -173,11 +191,18 @@ class MergedReply(Reply):
         self.own = take_calls(choice, NAME)
         message = choice.get("message") or {}
         self._spoken = spoken_of(message)
-        cut = self._reason not in ENDS
+        cut = self._reason not in ENDS or document.get("error") is not None
         self._goes_on = self._answers and bool(self.own) and not cut and not self._spoken.calls
         return bool(self.own)
 
-    def _note(self, document: dict[str, Any], cost: int | None) -> None:
+    def _heard(self) -> None:
+        """Read what the client has been shown since the last time."""
+        events = bytes(self._shown)
+        self._shown.clear()
+        self._head = self._head or _head_of(events)
+        self._hearing.take(events)
+
+    def _note(self, document: dict[str, Any]) -> None:
         """Remember of an answer that goes on what the whole one will say."""
         message = document["choices"][0]["message"]
         if not self._first:
@@ -187,9 +212,8 @@ class MergedReply(Reply):
         for name in _TEXTS:
             if isinstance(message.get(name), str):
                 texts[name] = texts.get(name, "") + message[name]
-        self._usages.append(document.get("usage") or {})
-        if cost is not None:
-            self._costs.append(cost)
+        usage = document.get("usage")
+        self._usages.append(usage if isinstance(usage, dict) else {})
 
     def _merged(self, document: dict[str, Any]) -> dict[str, Any]:
         """The last whole answer with what was said, used and paid before it."""
@@ -200,8 +224,25 @@ class MergedReply(Reply):
             if text and isinstance(message, dict):
                 message[name] = text + (message.get(name) or "")
         if isinstance(document.get("usage"), dict):
-            document["usage"] = summed([*self._usages, document["usage"]])
+            document["usage"] = self._all_used(document["usage"], ends=True)
         return document
+
+    def _all_used(self, usage: dict[str, Any], *, ends: bool) -> dict[str, Any]:
+        """The usage of the last attempt with that of those before it. `ends`: it is whole."""
+        if not self._usages:
+            return usage
+        each = [*self._usages, usage]
+        found = summed(each)
+        cost = usage.get("cost")
+        found.pop("cost", None)
+        if isinstance(cost, int | float) and (nano := self._sum(round(cost * _NANO))) is not None:
+            found["cost"] = msgspec.Raw(format_usd(nano).encode())
+        return found | {"iterations": each} if ends else found
+
+    def _sum(self, last: int | None) -> int | None:
+        """The cost of all attempts in nano-dollars; None where that of any is unknown."""
+        costs = [*self._paid, last]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
 
     def _joined(self, out: bytes) -> bytes:
         """Events of a later attempt as a part of the answer."""
@@ -212,9 +253,9 @@ class MergedReply(Reply):
         if chunk is None or "choices" not in chunk:
             return event
         chunk |= {name: self._first[name] for name in _OF_THE_FIRST if name in self._first}
-        if isinstance(chunk.get("usage"), dict):
-            chunk["usage"] = summed([*self._usages, chunk["usage"]])
         choices = chunk["choices"] or []
+        if isinstance(chunk.get("usage"), dict):
+            chunk["usage"] = self._all_used(chunk["usage"], ends=not choices)
         for choice in choices if self._first else ():
             (choice.get("delta") or {}).pop("role", None)
         idle = bool(choices) and not isinstance(chunk.get("usage"), dict)

@@ -26,11 +26,11 @@ from ctxgate.compression.policy import Level
 from ctxgate.compression.rules import ALL_RULES
 from ctxgate.compression.window_errors import Refusal
 from ctxgate.gateway import identity
-from ctxgate.gateway.attempt import OVERLOAD, Attempt
+from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.cache_salt import strictest
 from ctxgate.gateway.context_level import Mode, mode_of
 from ctxgate.gateway.context_turn import Shaped
-from ctxgate.gateway.edge import JSON
+from ctxgate.gateway.endings import STOPPING, UNBOOKABLE, check_time, last_word
 from ctxgate.gateway.errors import Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Surface
 from ctxgate.gateway.inbound import check_engine_fields
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ctxgate.gateway.flow import Identified, Inbound, Routed
     from ctxgate.gateway.services import Services
     from ctxgate.routing.prefix_index import Place
-    from ctxgate.routing.snapshot import LatencyBudget
 
 MOST_US: Final = 10**15
 MOST_REFUSALS: Final = 2
@@ -73,7 +72,7 @@ class Pipeline:
     async def serve(self, inbound: Inbound, key: Key, reply: Reply) -> None:
         """Answer one request of a key's holder. Raises `Refused` while nothing has been sent."""
         if not self.services.ledger.healthy:  # before the engine works for nothing
-            raise Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
+            raise UNBOOKABLE.fresh()
         began_us = self.services.steady_us()
         team = self.services.config.teams.get(key.team)
         classes = TEAMLESS if team is None else team.classes
@@ -89,12 +88,14 @@ class Pipeline:
             spent_us = self.services.steady_us() - began_us
             if attempt is not None:
                 check_time(identified.budget, spent_us)
+            if self.services.called_off:
+                raise STOPPING.fresh()
             routed = self.route(planned, tried, spent_us)
             if routed is None or reply.gone:
                 break
             place = (routed.pool.name, routed.replica.name)
             number += 1
-            rounds = rounds_of(self, planned, reply)
+            rounds = rounds_of(self, planned, reply, began_us)
             attempt = Attempt(self.services, self.hold(routed, number), rounds.reply if rounds else reply)
             answered = await attempt.run()
             if answered.overflow is not None:
@@ -106,9 +107,11 @@ class Pipeline:
                     break
                 continue
             if not answered.retriable:
-                if rounds is not None:
-                    await rounds.go_on(answered, routed, number)
-                self.services.context.answered(answered)
+                try:
+                    if rounds is not None:
+                        await rounds.go_on(answered, routed, number)
+                finally:
+                    self.services.context.answered(answered, rounds.further if rounds else ())
                 return
             (lost if answered.connection_lost and place not in lost else tried).add(place)
         await last_word(attempt, reply)
@@ -225,26 +228,3 @@ def microseconds(seconds: float | None) -> int | None:
     if seconds is None or not math.isfinite(seconds):
         return None
     return min(max(round(seconds * 1e6), 0), MOST_US)
-
-
-def check_time(budget: LatencyBudget, spent_us: int) -> None:
-    """Raise `Refused` where a request's whole time is over, so that no further attempt can be in time."""
-    if budget.total_us is not None and spent_us >= budget.total_us:
-        message = f"The request's {budget.total_us // 1000} ms were over before a model server answered it."
-        raise Refused(Kind.LATENCY_EXCEEDED, message)
-
-
-async def last_word(attempt: Attempt | None, reply: Reply) -> None:
-    """Tell the client that no attempt succeeded: the engine's own error if there was one."""
-    if reply.gone:
-        return
-    if attempt is None:
-        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No replica can be chosen for this model.", retry_after_s=2)
-    if attempt.refusal is None:
-        raise Refused(Kind.UPSTREAM_UNREACHABLE, "No model server could be reached.", retry_after_s=2)
-    status, body = attempt.refusal
-    if status in OVERLOAD:
-        raise Refused(
-            Kind.OVERLOADED, "The model servers have no room for this request now.", retry_after_s=2
-        )
-    await reply.whole(status, [JSON, *attempt.headers()], body)

@@ -154,7 +154,7 @@ class Recall:
     async def settled(self) -> None:
         """Wait until everything that was to be indexed is on its way to the process."""
         if self._indexing is not None:
-            await asyncio.gather(self._indexing, return_exceptions=True)
+            await asyncio.wait((self._indexing,))  # who waits no longer must not end it for all others
 
     async def _index_waiting(self) -> None:
         while self._waiting:

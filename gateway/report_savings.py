@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = """\
 requests      distinct requests of clients; compacted: those whose own prompt was longer
 removed       tokens by which those prompts were longer, estimated
-calls         calls of the gateway's own (summaries), and their part of the cost
+calls         calls of the gateway's own (summaries, look-ups), and their part of the cost
 cost USD      what was paid, these calls included
 plain USD     what the clients' own prompts would have cost, as far as they fit the window
 fixed USD     what they would have cost, compacted at 80 % of the window

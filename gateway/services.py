@@ -101,7 +101,8 @@ def _patterns(config: Config) -> dict[str, tuple[Expression, ...]]:
 class Services:
     """The gateway's working parts.
 
-    `background` holds tasks that outlive the step that began them, `attempts` the open attempts.
+    `background` holds tasks that outlive the step that began them, `attempts` the open attempts. Once
+    `called_off`, these are ended, and no further ones are made for requests.
     """
 
     config: Config
@@ -120,6 +121,7 @@ class Services:
     new_id: Callable[[], str] = random_id
     background: set[asyncio.Task[object]] = field(default_factory=set)
     attempts: set[Attempt] = field(default_factory=set)
+    called_off: bool = False
     prompt_ratios: Ratios = field(default_factory=Ratios)
     output_ratios: Ratios = field(default_factory=Ratios)
     patience: Patience = field(default_factory=lambda: Patience(DURABLE_WITHIN_S))

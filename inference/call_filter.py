@@ -26,6 +26,7 @@ ENDS: Final = frozenset({"tool_calls", "stop", "function_call"})
 """Finish reasons of an answer that was not cut."""
 
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
+_TOKENS: Final = ("logprobs", "token_ids")  # members of a choice
 _UNDECODABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -72,6 +73,7 @@ class CallFilter:
         self._answers = answers
         self._parts: dict[int, _Part] = {}
         self._shown = 0
+        self._took = False  # something, out of the choice that is at hand
         self.own: list[OwnCall] = []
         self.reason: str | None = None
         self.usage: dict[str, Any] | None = None
@@ -115,7 +117,10 @@ class CallFilter:
         delta = choice.get("delta") or {}
         reason = choice.get("finish_reason")
         parts = delta.get("tool_calls")
+        self._took = False
         kept = [each for part in parts or () for each in self._part(part)]
+        if self._took:
+            _hide_tokens(choice)
         if reason is not None:
             kept += [each for part in self._parts.values() for each in self._flushed(part)]
         changed = kept != (parts or [])
@@ -138,12 +143,14 @@ class CallFilter:
     def _part(self, raw: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """A part of a call; what of it, and of those that waited, goes on."""
         index = raw.get("index")
-        index = index if type(index) is int else max(self._parts, default=0)
-        part = self._parts.setdefault(index, _Part(len(self._parts)))
         function = raw.get("function") or {}
-        arguments = function.get("arguments")
+        if type(index) is not int:  # some servers number no call: a name with an id begins another one
+            begins = bool(raw.get("id") and function.get("name"))
+            index = max(self._parts, default=-1 if begins else 0) + begins
+        part = self._parts.setdefault(index, _Part(len(self._parts)))
         if part.own is not None:
-            part.own.arguments += arguments if isinstance(arguments, str) else ""
+            part.own.arguments += arguments_of(function)
+            self._took = True
             return ()
         if part.number is not None:
             return ({**raw, "index": part.number},)
@@ -152,12 +159,11 @@ class CallFilter:
         part.name += name
         part.waiting.append(raw)
         if part.name == self._name:
-            part.own = OwnCall(part.place)
+            part.own, self._took = OwnCall(part.place), True
             self.own.append(part.own)
             for each in part.waiting:
-                said = each.get("function") or {}
                 part.own.id = part.own.id or each.get("id") or ""
-                part.own.arguments += said.get("arguments") or ""
+                part.own.arguments += arguments_of(each.get("function") or {})
             part.waiting = []
             return ()
         return () if self._name.startswith(part.name) and not is_whole else self._flushed(part)
@@ -172,6 +178,21 @@ class CallFilter:
         return [{**each, "index": part.number} for each in waiting]
 
 
+def arguments_of(function: dict[str, Any]) -> str:
+    """A call's arguments as text; some servers send the object itself."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return arguments
+    return msgspec.json.encode(arguments).decode() if arguments else ""
+
+
+def _hide_tokens(choice: dict[str, Any]) -> None:
+    """Tell nothing of single tokens where some are those of a call that was taken out."""
+    for name in _TOKENS:
+        if choice.get(name) is not None:
+            choice[name] = None
+
+
 def take_calls(choice: dict[str, Any], name: str) -> list[OwnCall]:
     """Take the calls of a tool out of a choice of a whole answer, in place."""
     message = choice.get("message") or {}
@@ -181,10 +202,11 @@ def take_calls(choice: dict[str, Any], name: str) -> list[OwnCall]:
     for place, call in enumerate(calls):
         function = call.get("function") or {}
         if function.get("name") == name:
-            own.append(OwnCall(place, call.get("id") or "", function.get("arguments") or ""))
+            own.append(OwnCall(place, call.get("id") or "", arguments_of(function)))
         else:
             kept.append(call)
     if own:
+        _hide_tokens(choice)
         message["tool_calls"] = kept
         if not kept:
             del message["tool_calls"]
@@ -194,23 +216,38 @@ def take_calls(choice: dict[str, Any], name: str) -> list[OwnCall]:
     return own
 
 
+class Hearing:
+    """What a stream says, of its first choice, as its events come."""
+
+    def __init__(self) -> None:
+        self._found = Spoken()
+        self._calls: dict[int, list[str]] = {}
+
+    def take(self, events: bytes) -> None:
+        """More whole events."""
+        for event in events_of(events):
+            payload = data_of(event)
+            if payload is None or payload[:1] != b"{":
+                continue
+            try:
+                choices = _ANY.decode(payload).get("choices") or []
+            except _UNDECODABLE:
+                continue
+            for choice in choices[:1]:
+                self._found.reason = choice.get("finish_reason") or self._found.reason
+                _add(self._found, choice.get("delta") or {}, self._calls)
+
+    def spoken(self) -> Spoken:
+        """All of it so far."""
+        self._found.calls = [(name, arguments) for _, (name, arguments) in sorted(self._calls.items())]
+        return self._found
+
+
 def spoken_in(events: bytes) -> Spoken:
     """What whole events of a stream said, of its first choice."""
-    found = Spoken()
-    calls: dict[int, list[str]] = {}
-    for event in events_of(events):
-        payload = data_of(event)
-        if payload is None or payload[:1] != b"{":
-            continue
-        try:
-            choices = _ANY.decode(payload).get("choices") or []
-        except _UNDECODABLE:
-            continue
-        for choice in choices[:1]:
-            found.reason = choice.get("finish_reason") or found.reason
-            _add(found, choice.get("delta") or {}, calls)
-    found.calls = [(name, arguments) for _, (name, arguments) in sorted(calls.items())]
-    return found
+    hearing = Hearing()
+    hearing.take(events)
+    return hearing.spoken()
 
 
 def spoken_of(message: dict[str, Any]) -> Spoken:
@@ -235,7 +272,7 @@ def _add(found: Spoken, delta: dict[str, Any], calls: dict[int, list[str]]) -> N
         function = part.get("function") or {}
         call = calls.setdefault(part.get("index") or 0, ["", ""])
         call[0] += function.get("name") or ""
-        call[1] += function.get("arguments") or ""
+        call[1] += arguments_of(function)
 
 
 def events_of(out: bytes) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ctxgate.gateway.ledger import ANSWER, EVERYTHING, FILTERS, MissRow, Page, ReportRow, SavingRow
+from ctxgate.gateway.ledger import ANSWER, EVERYTHING, FILTERS, LOOK_UP, MissRow, Page, ReportRow, SavingRow
 from ctxgate.gateway.miss import MissCause
 from ctxgate.gateway.stores.rows import COLUMNS, COUNTS, attempt_from_row
 from ctxgate.gateway.stores.schema import connect_read_only
@@ -60,6 +60,7 @@ _MISSES: Final = f"""
 
 
 _ANSWER: Final = f"purpose = '{ANSWER}'"
+_LOOK_UP: Final = f"purpose = '{LOOK_UP}'"
 _SAVINGS: Final = f"""
     count(DISTINCT CASE WHEN {_ANSWER} THEN request_id END),
     count(DISTINCT CASE WHEN client_tokens IS NOT NULL THEN request_id END),
@@ -67,8 +68,10 @@ _SAVINGS: Final = f"""
     sum(NOT {_ANSWER}),
     coalesce(sum(CASE WHEN NOT {_ANSWER} THEN cost_total_nano END), 0),
     coalesce(sum(cost_total_nano), 0),
-    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(plain_nano, cost_total_nano) END), 0),
-    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(fixed_nano, plain_nano, cost_total_nano) END), 0),
+    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(plain_nano, cost_total_nano)
+        WHEN {_LOOK_UP} THEN plain_nano END), 0),
+    coalesce(sum(CASE WHEN {_ANSWER} THEN coalesce(fixed_nano, plain_nano, cost_total_nano)
+        WHEN {_LOOK_UP} THEN fixed_nano END), 0),
     sum(cost_total_nano IS NULL OR cost_uncached_nano IS NULL OR cost_cached_nano IS NULL
         OR cost_output_nano IS NULL)
 """

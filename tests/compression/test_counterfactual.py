@@ -16,6 +16,7 @@ from ctxgate.compression.counterfactual import (
     Terms,
     Turn,
     called,
+    looked_up,
     observed,
 )
 from ctxgate.compression.economics import Shape, warm_request
@@ -111,6 +112,16 @@ def test_a_compaction_by_hand() -> None:
     lines, costs = observed(lines, Turn(250, 200, 5, removed=900), terms())
     assert costs == Costs(plain=900, fixed=None)  # 900 more read from the cache
     assert lines.left() == 900
+
+
+def test_look_ups_are_a_price_of_the_compaction_that_made_them_necessary() -> None:
+    lines, _ = observed(START, Turn(1000, 0, 5), terms())
+    assert looked_up(lines, 70) == lines, "nothing was left out yet: no later compaction pays for it"
+    lines, _ = observed(called(lines, 900), Turn(200, 100, 5, removed=900, shared=100), terms())
+    assert looked_up(lines, 70).left() == -70
+    lines, costs = observed(looked_up(lines, 70), Turn(250, 200, 5, removed=900), terms())
+    assert costs.plain == 900
+    assert lines.left() == 900 - 70
 
 
 def test_a_second_compaction_is_judged_by_itself() -> None:

@@ -171,13 +171,13 @@ def test_hidden_rounds_are_found_by_the_message_and_by_what_comes_before_it() ->
     messages = [b'{"role":"user","content":"q"}', message("I look. It is.")]
     facts = [facts_of(each) for each in messages]
     hashes = [b"0" * 32, b"1" * 32]
-    run(kept(hashes[0], identity_of("I look. It is.", []), ROUNDS), forms)
+    run(kept(hashes[0], identity_of("I look. It is.", []), ROUNDS, ToolMemory()), forms)
     assert run(hidden(messages, facts, hashes, ToolMemory()), forms) == {1: ROUNDS}
     assert run(hidden(messages, facts, [b"x" * 32, b"1" * 32], ToolMemory()), forms) == {}
     other = [messages[0], message("I look. It was.")]
     memory = ToolMemory()
     assert run(hidden(other, [facts[0], facts_of(other[1])], hashes, memory), forms) == {}
-    run(kept(hashes[0], identity_of("I look. It was.", []), ROUNDS), forms)
+    run(kept(hashes[0], identity_of("I look. It was.", []), ROUNDS, ToolMemory()), forms)
     assert run(hidden(other, facts, hashes, ToolMemory()), forms) == {}, "that there was nothing stays"
     asked = forms.asked
     assert run(hidden(other, facts, hashes, memory), forms) == {}

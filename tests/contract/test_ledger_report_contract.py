@@ -276,6 +276,23 @@ async def test_savings_are_what_prompts_would_have_cost_less_all_that_was_paid(l
     assert await ledger.savings("task", where={"team": "ads"}) == []
 
 
+async def test_an_answer_that_goes_on_after_a_look_up_would_have_been_said_at_once(ledger: Ledger) -> None:
+    """A call for 42, of which its words took 6; then 50 for the answer, whose words took 20: 14 more."""
+    await write(
+        ledger,
+        (opened("a1", client_tokens=900), settled("a1", plain_nano=100, fixed_nano=60)),
+        (
+            opened("a2", request_id="a1", purpose="recall"),
+            settled("a2", charge=cost(50), plain_nano=14, fixed_nano=14),
+        ),
+        (opened("a3", request_id="a1", purpose="recall"), settled("a3", charge=cost(7))),
+    )
+    [row] = await ledger.savings(EVERYTHING)
+    assert (row.requests, row.calls, row.calls_nano, row.cost_nano) == (1, 2, 57, 42 + 57)
+    assert (row.plain_nano, row.fixed_nano) == (100 + 14, 60 + 14)
+    assert row.saved_nano == 100 + 14 - 42 - 57
+
+
 async def test_savings_are_narrowed_like_a_report_and_what_is_unknown_is_counted(ledger: Ledger) -> None:
     await compacted(ledger)
     later = opened("a4", task="late", opened_at_us=NOON_US + DAY_US)

@@ -60,14 +60,17 @@ async def test_an_answer_goes_on_from_the_cache_and_the_ledger_is_the_engines_co
     assert extends(prompts[1:])
     assert NEEDLE in json.dumps(prompts[2])
     assert NEEDLE not in json.dumps(prompts[1])
-    assert [row.opened.purpose for row in rows] == ["answer", "answer", *["recall"] * 4, "answer"]
+    assert [row.opened.purpose for row in rows] == ["answer", "answer", *["recall"] * 5, "answer"]
     assert {row.settled.outcome for row in rows} == {Outcome.COMPLETED}
     assert booked(rows) == settled_counters(engine) - before
     told = answer.documents[-1]["usage"] if stream else answer.document["usage"]
-    assert told["prompt_tokens"] == sum(row.settled.usage.prompt or 0 for row in rows[1:6])
+    assert told["prompt_tokens"] == sum(row.settled.usage.prompt or 0 for row in rows[1:7])
+    assert [each["prompt_tokens"] for each in told["iterations"]] == [
+        row.settled.usage.prompt for row in rows[1:7]
+    ]
     usages = [row.settled.usage for row in rows[1:]]
-    # The last of the look-ups goes out without the tool, and what follows has it again.
-    for first, second in ((0, 1), (1, 2), (2, 3), (3, 5)):
+    # The last of them goes out without the tool, as the model heeds no refusal; what follows has it again.
+    for first, second in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 6)):
         prompt, cached = usages[first].prompt, usages[second].cached.value
         assert prompt is not None
         assert cached is not None

@@ -9,7 +9,7 @@ import pytest
 
 from ctxgate.compression.recall_gate import Gate
 from ctxgate.compression.recall_snippet import HEADING
-from ctxgate.gateway.archive import is_reference, reference_of
+from ctxgate.gateway.archive import Original, is_reference, reference_of
 from ctxgate.gateway.config import Key
 from ctxgate.gateway.identity import tenant_of
 from ctxgate.gateway.ledger import LedgerUnavailable
@@ -268,3 +268,24 @@ def test_context_p7_references_are_one_to_one_and_the_same_everywhere() -> None:
 @pytest.mark.parametrize("text", ["", "a" * 23, "a" * 25, "A" * 24, "g" * 24, "' OR 1=1 --aaaaaaaaaaaaa"])
 def test_what_no_reference_is(text: str) -> None:
     assert not is_reference(text)
+
+
+async def test_who_stops_waiting_for_the_index_does_not_end_it(process: NearProcess) -> None:
+    """A look-up that took too long; the conversation is indexed all the same."""
+
+    class SlowShelf(Shelf):
+        async def of_conversation(self, tenant: str, conversation: bytes) -> list[Original]:
+            reading.set()
+            await go_on.wait()
+            return await super().of_conversation(tenant, conversation)
+
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    recall = Recall(SlowShelf(), process, lambda _: None)
+    recall.add(TENANT, ROOT)
+    waiting = asyncio.ensure_future(recall.settled())
+    await reading.wait()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    go_on.set()
+    await recall.settled()
+    assert await asked(recall, "what is d56a046e?") == (C,)

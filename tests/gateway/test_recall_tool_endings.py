@@ -48,9 +48,13 @@ def outcomes(rows: list[Attempt]) -> list[tuple[str, Outcome]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("failure", [BUSY, RESET])
+@pytest.mark.parametrize("failure", [(BUSY,), (RESET, RESET)])
 async def test_another_replica_goes_on_where_the_first_one_fails(
-    upstream: Upstream, other_upstream: Upstream, start_gateway: Start, stream: bool, failure: Behaviour
+    upstream: Upstream,
+    other_upstream: Upstream,
+    start_gateway: Start,
+    stream: bool,
+    failure: tuple[Behaviour, ...],
 ) -> None:
     both = (upstream, other_upstream)
     one = await agent(start_gateway, *both, stream=stream)
@@ -62,18 +66,17 @@ async def test_another_replica_goes_on_where_the_first_one_fails(
     one.messages.append({"role": "tool", "tool_call_id": "r1", "content": "x\n" * 900 + NEEDLE + "\ny" * 900})
     for each in both:
         each.script.clear()
-    served.play(calls(call()), failure)
+    served.play(calls(call()), *failure)
     other.play(says("Here."))
     answer = await one.ask()
     assert answer.status == 200
     assert one.messages[-1]["content"] == "Here."
-    assert [len(served.calls), len(other.calls)] == [3, 1]
+    assert [len(served.calls), len(other.calls)] == [2 + len(failure), 1]
     assert other.calls[0].document["messages"] == served.calls[2].document["messages"]
     assert [purpose for purpose, _ in outcomes(await one.gateway.rows())] == [
         "answer",
         "answer",
-        "recall",
-        "recall",
+        *["recall"] * (len(failure) + 1),
     ]
     await one.gateway.quiet()
 
@@ -83,7 +86,7 @@ async def test_where_no_replica_can_go_on_the_client_is_told(
     upstream: Upstream, start_gateway: Start, stream: bool
 ) -> None:
     one = await agent(start_gateway, upstream, stream=stream)
-    upstream.play(calls(call(), text="I look."), RESET)
+    upstream.play(calls(call(), text="I look."), RESET, RESET)
     answer = await one.ask()
     if stream:
         assert answer.status == 200
@@ -96,8 +99,39 @@ async def test_where_no_replica_can_go_on_the_client_is_told(
     assert outcomes(await one.gateway.rows())[1:] == [
         ("answer", Outcome.COMPLETED),
         ("recall", Outcome.UNREACHABLE),
+        ("recall", Outcome.UNREACHABLE),
     ]
     await one.gateway.quiet()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_that_idled_too_long_is_made_anew(
+    upstream: Upstream, start_gateway: Start, stream: bool
+) -> None:
+    """A server may close one just when the next call goes out, also between two calls of one answer."""
+    one = await agent(start_gateway, upstream, stream=stream)
+    upstream.play(calls(call()), RESET, says("Here."))
+    assert (await one.ask()).status == 200
+    assert one.messages[-1]["content"] == "Here."
+    assert upstream.calls[-1].document == upstream.calls[-2].document
+    assert outcomes(await one.gateway.rows())[-2:] == [
+        ("recall", Outcome.UNREACHABLE),
+        ("recall", Outcome.COMPLETED),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_overload_between_two_calls_is_told_as_one(
+    upstream: Upstream, start_gateway: Start, stream: bool
+) -> None:
+    one = await agent(start_gateway, upstream, stream=stream)
+    upstream.play(calls(call()), BUSY)
+    answer = await one.ask()
+    if stream:
+        assert answer.documents[-1]["error"]["code"] == "server_is_overloaded"
+    else:
+        assert (answer.status, answer.header("retry-after")) == (429, "2")
+        assert answer.error["code"] == "server_is_overloaded"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -311,7 +345,7 @@ async def test_context_q3_an_answer_is_not_empty_because_a_call_was_taken_out(
 ) -> None:
     """A model that does not stop looking up is asked without the tool in the end."""
     one = await agent(start_gateway, upstream)
-    upstream.play(*(calls(call(id_=f"c{number}")) for number in range(4)), says("I give up."))
+    upstream.play(*(calls(call(id_=f"c{number}")) for number in range(5)), says("I give up."))
     await one.ask()
     assert one.messages[-1]["content"] == "I give up."
     assert upstream.calls[-1].document["tools"] == TOOLS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxgate.inference.call_filter import CallFilter, Spoken, spoken_in, spoken_of, take_calls
+from ctxgate.inference.call_filter import CallFilter, Hearing, Spoken, spoken_in, spoken_of, take_calls
 from support.upstream import event_bytes
 
 TOOL = "context_recall"
@@ -159,3 +159,54 @@ def test_what_was_said_is_read_off_events_and_off_an_answer() -> None:
         ],
     }
     assert spoken_of(message) == Spoken("ab", "Hm", "reasoning", None, said.calls)
+
+
+def test_calls_without_numbers_are_told_apart_by_their_ids() -> None:
+    passing = CallFilter(TOOL)
+
+    def unnumbered(name: str, id_: str, arguments: str = "") -> dict[str, Any]:
+        return {"id": id_, "function": {"name": name, "arguments": arguments}}
+
+    out = passing.take(chunk({"tool_calls": [unnumbered("read", "a", "{}"), unnumbered(TOOL, "b", '{"q')]}))
+    out += passing.take(chunk({"tool_calls": [{"function": {"arguments": '":1}'}}]}))
+    out += passing.take(chunk({"tool_calls": [unnumbered("write", "c", "{}")]}))
+    shown = [call for delta in deltas(out) for call in delta["tool_calls"]]
+    assert [(call["index"], call["id"]) for call in shown] == [(0, "a"), (1, "c")]
+    assert [(call.place, call.id, call.arguments) for call in passing.own] == [(1, "b", '{"q":1}')]
+
+
+def test_arguments_that_are_no_text_are_spelled_as_one() -> None:
+    made = {"id": "b", "function": {"name": TOOL, "arguments": {"query": "x"}}}
+    choice: dict[str, Any] = {"message": {"tool_calls": [made]}, "finish_reason": "tool_calls"}
+    (own,) = take_calls(choice, TOOL)
+    assert json.loads(own.arguments) == {"query": "x"}
+    passing = CallFilter(TOOL)
+    passing.take(chunk({"tool_calls": [{"index": 0, **made}]}))
+    assert json.loads(passing.own[0].arguments) == {"query": "x"}
+
+
+def test_single_tokens_are_told_but_for_those_of_a_call_that_was_taken_out() -> None:
+    tokens = {"content": [{"token": "x"}]}
+    passing = CallFilter(TOOL)
+    for part_of, told in ((part(0, TOOL, "{}", "a"), None), (part(1, "read", "{}", "b"), tokens)):
+        delta = {"content": "t", "tool_calls": [part_of]}
+        choice = {"index": 0, "delta": delta, "logprobs": tokens, "finish_reason": None}
+        (event,) = [each for each in passing.take(event_bytes({"choices": [choice]})).split(b"\n\n") if each]
+        assert json.loads(event.removeprefix(b"data: "))["choices"][0]["logprobs"] == told
+
+
+def test_what_was_said_is_the_same_however_it_was_cut() -> None:
+    events = [chunk({"reasoning": f"t{n}", "content": f"c{n} "}) for n in range(50)]
+    events += [
+        chunk({"tool_calls": [part(0, "read", "{", "a")]}),
+        chunk({"tool_calls": [part(0, None, "}")]}),
+    ]
+    events.append(chunk({}, "tool_calls"))
+    whole = spoken_in(b"".join(events))
+    assert (whole.calls, whole.reason) == ([("read", "{}")], "tool_calls")
+    assert whole.text == "".join(f"c{n} " for n in range(50))
+    for size in (1, 7, 53):
+        hearing = Hearing()
+        for at in range(0, len(events), size):
+            hearing.take(b"".join(events[at : at + size]))
+        assert hearing.spoken() == whole

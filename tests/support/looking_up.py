@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxgate.compression.recall_tool import NAME
+from ctxgate.gateway import recall_answers
 from ctxgate.gateway.config import Context
 from ctxgate.gateway.recall import Recall
 from support.behaviours import plays
@@ -15,7 +16,7 @@ from support.recalling import NearProcess
 from support.upstream import usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from support.client import Answer
     from support.gateway import Gateway
@@ -84,6 +85,18 @@ def calls(
     return plays(write)
 
 
+def whole(edit: Callable[[dict[str, Any]], None], *made: dict[str, Any]) -> Behaviour:
+    """A whole answer with tool calls, its document edited before it is sent."""
+
+    def write(exchange: Exchange) -> None:
+        document = exchange.answer_document("tool_calls", "")
+        document["choices"][0]["message"] |= {"content": None, "tool_calls": list(made)}
+        edit(document)
+        exchange.respond(200, json.dumps(document).encode())
+
+    return plays(write)
+
+
 def says(text: str, **figures: Any) -> Behaviour:
     """A plain answer."""
 
@@ -111,6 +124,7 @@ class Agent:
     stream: bool = False
     messages: list[dict[str, Any]] = field(default_factory=lambda: [dict(TASK)])
     options: dict[str, Any] = field(default_factory=dict)
+    headers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         near(self.gateway)
@@ -128,8 +142,8 @@ class Agent:
         body = {"model": MODEL, "messages": self.messages, "tools": TOOLS, **self.options}
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        answer = await self.gateway.post(body, headers=(bearer(),))
-        if answer.status == 200:
+        answer = await self.gateway.post(body, headers=(bearer(), *self.headers))
+        if answer.status == 200 and not (self.stream and "error" in answer.documents[-1]):
             self.messages.append(merged(answer) if self.stream else answer.document["choices"][0]["message"])
         await until(lambda: not self.gateway.services.background)
         await self.gateway.services.recall.settled()
@@ -143,6 +157,7 @@ class Agent:
 def near(gateway: Gateway) -> None:
     """Let a gateway search inside the test's own process."""
     services = gateway.services
+    recall_answers.WITHIN_S = 60.0  # type: ignore[misc]  # a busy machine is no slow search
     services.recall = Recall(
         services.archive, NearProcess(), lambda outcome: services.telemetry.recalls.labels(outcome).inc()
     )
