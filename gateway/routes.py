@@ -214,7 +214,7 @@ def _add_operations(app: FastAPI, application: Application) -> None:
         }
         problem = services.ledger.problem
         healthy = all(pool["healthy"] for pool in pools.values())
-        well = problem is None and healthy and services.fleet.settled()
+        well = problem is None and healthy and services.fleet.settled() and services.client.ready
         body = {"status": "ready" if well else "not ready", "pools": pools, "ledger": problem or "ok"}
         return JSONResponse(body, status_code=200 if well else 503)
 

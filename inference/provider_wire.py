@@ -47,7 +47,15 @@ PASSED: Final = frozenset(
 _OWN_MARK: Final = "ctxgate"
 _LONGEST_MESSAGE: Final = 2000
 _NAMES: Final = re.compile(r"(?:(?:litellm\.)?[A-Za-z]{0,60}(?:Error|Exception|Timeout)(?: -|:) ){0,4}")
-_KEYS: Final = re.compile(r"\b(?:sk|rk|pk)-[\w*.-]{6,}|(?<=bearer )\S{8,}", re.IGNORECASE)
+_KEYS: Final = re.compile(
+    r"\b(?:sk|rk|pk)-[\w*.-]{6,}|(?<=bearer )\S{8,}|\bAIza[\w-]{6,}|(?<=[?&]key=)[^\s&\"']+", re.IGNORECASE
+)
+_KEY_REFUSED: Final = re.compile(
+    r"API_KEY_INVALID|API key not valid|\binvalid[ _](?:x-)?api[ _-]key", re.IGNORECASE
+)
+_OWN_FAULT: Final = frozenset({401, 403, 407})
+KEY_REFUSED: Final = "The provider refused the gateway's key."
+"""What a client is told then: nothing is wrong with its own."""
 _HIDDEN: Final = "***"
 _NOT_CONNECTED: Final = frozenset(
     {"ConnectError", "ConnectTimeout", "ClientConnectorError", "ConnectionRefusedError", "gaierror"}
@@ -211,12 +219,17 @@ def is_broken(error: BaseException) -> bool:
 
 
 def refusal(error: BaseException, hidden: Iterable[str] = ()) -> tuple[int, bytes]:
-    """The status and OpenAI's error body of what LiteLLM raised, without the `hidden` texts and any key."""
+    """The status and OpenAI's error body of what LiteLLM raised, without the `hidden` texts and any key.
+
+    A key that the provider refuses is the gateway's: 401, but the body, for clients, tells of a 502.
+    """
     status = getattr(error, "status_code", None)
     status = _STATUS.get(status, status) if isinstance(status, int) else 500
     if not 400 <= status < 600:
         status = 500
     told = getattr(error, "message", None)
+    if status in _OWN_FAULT or (status == 400 and isinstance(told, str) and _KEY_REFUSED.search(told)):
+        return 401, error_body(502, KEY_REFUSED)
     message = _NAMES.sub("", told if isinstance(told, str) else "", count=1).strip()
     for text in filter(None, hidden):
         message = message.replace(text, _HIDDEN)

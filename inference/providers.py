@@ -1,51 +1,32 @@
 """Pools at hosted providers, called through LiteLLM behind the interface of the client for servers.
 
-    Providers.serve()    LiteLLM is imported in a thread; until it is there, calls wait and probes find nobody
-    Providers.open()     one chat call; its answer reads like a server's
-    response.close()     hangs up, which is all the abort that a provider offers
-
-LiteLLM is told to use the catalogue that it carries, to send no telemetry and to fetch no tokenizers.
+Providers.serve()    LiteLLM gets ready in a thread; until it is, calls wait and probes find nobody
+Providers.open()     one chat call; its answer reads like a server's
+response.close()     hangs up, which is all the abort that a provider offers
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import os
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ctxgate.inference import provider_start
 from ctxgate.inference import provider_wire as wire
 from ctxgate.inference.client import Dropped, Unreachable, UpstreamClient, UpstreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.wire import Pieces
 
 log = logging.getLogger(__name__)
 CHAT_PATH: Final = "/v1/chat/completions"
-_QUIET: Final = {
-    "LITELLM_OFFLINE_MODE": "true",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
-    "LITELLM_LOCAL_BLOG_POSTS": "True",
-    "LITELLM_MODE": "PRODUCTION",  # else a file .env of the working folder is read
-    "LITELLM_LOG": "ERROR",
-}
-_SETTINGS: Final = {
-    "telemetry": False,
-    "suppress_debug_info": True,
-    "turn_off_message_logging": True,
-    "disable_hf_tokenizer_download": True,
-    "disable_token_counter": True,
-}
 _LONGEST_S: Final = 86_400.0  # the gateway's own limits are shorter
 _QUEUED: Final = 256
 _DONE: Final = b"data: [DONE]\n\n"
@@ -71,19 +52,6 @@ class Hosted:
         own = {"model": self.model, "api_key": self.api_key, "timeout": _LONGEST_S}
         place = {} if self.base_url is None else {"api_base": self.base_url}
         return own | place | {"num_retries": 0, "max_retries": 0, "drop_params": True}
-
-
-def imported() -> Any:
-    """LiteLLM, imported and made quiet: seconds of work, so not on an event loop. Raises ImportError."""
-    for name, value in _QUIET.items():
-        os.environ[name] = value
-    # Its own types use a qualifier that pydantic warns of.
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"pydantic\._internal\._generate_schema")
-    library = importlib.import_module("litellm")
-    for name, setting in _SETTINGS.items():
-        setattr(library, name, setting)
-    logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)  # its records quote prompts
-    return library
 
 
 class ProviderResponse(UpstreamResponse):
@@ -137,13 +105,15 @@ class ProviderResponse(UpstreamResponse):
         if self._pump is not None:
             self._pump.cancel()
 
-    def pump(self, stream: Any, model: str | None, hidden: Sequence[str] = ()) -> None:
-        """Read a stream of LiteLLM's in the background, as far ahead as the queue is long."""
-        self._pump = asyncio.get_running_loop().create_task(self._pumped(stream, model, hidden))
+    def pump(self, stream: Any, first: Sequence[Any], model: str | None, hidden: Sequence[str]) -> None:
+        """Read a stream of LiteLLM's in the background, behind its `first` chunks."""
+        self._pump = asyncio.get_running_loop().create_task(self._pumped(stream, first, model, hidden))
 
-    async def _pumped(self, stream: Any, model: str | None, hidden: Sequence[str]) -> None:
+    async def _pumped(
+        self, stream: Any, first: Sequence[Any], model: str | None, hidden: Sequence[str]
+    ) -> None:
         try:
-            async for chunk in stream:
+            async for chunk in _behind(first, stream):
                 dumped = chunk.model_dump(exclude_none=True)
                 if _finishes(dumped) and getattr(stream, "received_finish_reason", True) is None:
                     await self._chunks.put(Dropped("the stream ended early"))  # the reason is LiteLLM's own
@@ -165,6 +135,13 @@ class ProviderResponse(UpstreamResponse):
                 await stream.aclose()
 
 
+async def _behind(first: Sequence[Any], stream: Any) -> AsyncIterator[Any]:
+    for chunk in first:
+        yield chunk
+    async for chunk in stream:
+        yield chunk
+
+
 def _finishes(dumped: Mapping[str, Any]) -> bool:
     return any(choice.get("finish_reason") is not None for choice in dumped.get("choices") or ())
 
@@ -180,27 +157,41 @@ class Providers:
     def __init__(self) -> None:
         self._pools: dict[str, Hosted] = {}
         self._library: Any = None
-        self._loading: asyncio.Task[None] | None = None
+        self._starting: dict[str, asyncio.Task[None]] = {}  # by model; done once it may be called
+        self._begun: asyncio.Task[None] | None = None  # the latest of them
 
     def serve(self, pools: Mapping[str, Hosted]) -> None:
-        """Call these pools too; with the first ones, begin to import LiteLLM in a thread.
+        """Call these pools too; for models that are new, get LiteLLM ready in a thread.
 
         Pools that are given no more are kept: calls that were begun end as they began.
         """
         self._pools |= pools
-        if self._pools and self._loading is None:
-            self._loading = asyncio.get_running_loop().create_task(self._load())
+        for model in dict.fromkeys(hosted.model for hosted in pools.values()):
+            if model not in self._starting:
+                starting = asyncio.get_running_loop().create_task(self._start(model, self._begun))
+                self._starting[model] = self._begun = starting
 
-    async def _load(self) -> None:
-        try:
-            self._library = await asyncio.to_thread(imported)
-        except Exception:  # what a broken installation raises is not known beforehand
-            log.exception("LiteLLM cannot be imported; pools at providers stay out")
+    @property
+    def ready(self) -> bool:
+        """Whether all pools may be called, or never can be."""
+        return self._begun is None or self._begun.done()
+
+    async def _start(self, model: str, before: asyncio.Task[None] | None) -> None:
+        """One model after the other: LiteLLM's imports are no place for two threads."""
+        if before is not None:
+            await before
+        elif self._library is None:
+            try:
+                self._library = await asyncio.to_thread(provider_start.imported)
+            except Exception:  # what a broken installation raises is not known beforehand
+                log.exception("LiteLLM cannot be imported; pools at providers stay out")
+        if self._library is not None:
+            await asyncio.to_thread(provider_start.rehearse, self._library, model)
 
     async def close(self) -> None:
-        """Close the connections, once the import is over: a thread cannot be ended."""
-        if self._loading is not None:
-            await self._loading
+        """Close the connections, once LiteLLM has started: a thread cannot be ended."""
+        if self._begun is not None:
+            await self._begun
         closing = getattr(self._library, "close_litellm_async_clients", None)
         if closing is not None:
             with suppress(Exception):  # connections of a gateway that ends
@@ -210,11 +201,10 @@ class Providers:
         """One call; returns once the provider has answered. Raises `Unreachable` or `Dropped`."""
         if path != CHAT_PATH:
             return _refused(404, "This pool serves chat completions only.")
-        if self._loading is not None:
-            await asyncio.shield(self._loading)  # a call in the first seconds waits
+        hosted = self._pools[pool]
+        await asyncio.shield(self._starting[hosted.model])  # a call in the first seconds waits
         if self._library is None:
             raise Unreachable("LiteLLM cannot be imported")
-        hosted = self._pools[pool]
         try:
             asked = wire.arguments(body)
             if not hosted.model.startswith("openai/"):
@@ -224,33 +214,46 @@ class Providers:
         model = wire.asked_model(body)
         try:
             answer = await self._library.acompletion(**asked | hosted.call())
+            if asked.get("stream"):
+                return await _begun(answer, model, hosted.hidden)
         except Exception as error:  # LiteLLM's errors have no common base
             if wire.not_connected(error):
                 raise Unreachable(type(error).__name__) from error
             if wire.is_broken(error):
                 raise Dropped(type(error).__name__) from error
             return ProviderResponse(*wire.refusal(error, hosted.hidden))
-        if asked.get("stream"):
-            response = ProviderResponse(200)
-            response.pump(answer, model, hosted.hidden)
-            return response
         document = wire.answer(answer.model_dump(exclude_none=True), model, usage_reported=True)
         return ProviderResponse(200, msgspec.json.encode(document))
 
     async def get(self, pool: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """What a server would answer to a GET: its health, its models. Raises `Dropped` before the import."""
-        if self._loading is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._loading), timeout_s)
-        if self._library is None:
-            raise Dropped("LiteLLM is not imported yet")
+        """What a server would answer to a GET: its health, its models. Raises `Dropped` before the start."""
         hosted = self._pools[pool]
+        starting = self._starting[hosted.model]
+        await asyncio.wait((starting,), timeout=timeout_s)
+        if self._library is None or not starting.done():
+            raise Dropped("LiteLLM has not started")
         if path == "/health":
             return 200, b""
         if path == "/v1/models":
             data = [{"id": name, "object": "model", "max_model_len": hosted.window} for name in hosted.names]
             return 200, msgspec.json.encode({"object": "list", "data": data})
         return 404, b"{}"
+
+
+async def _begun(stream: Any, model: str | None, hidden: Sequence[str]) -> UpstreamResponse:
+    """A stream that has begun: some of them call the provider only when their first chunk is asked for."""
+    chunks = aiter(stream)
+    try:
+        first = [await anext(chunks)]
+    except StopAsyncIteration:
+        first = []
+    except BaseException:
+        with suppress(Exception):
+            await stream.aclose()
+        raise
+    response = ProviderResponse(200)
+    response.pump(stream, first, model, hidden)
+    return response
 
 
 def _refused(status: int, message: str) -> UpstreamResponse:
@@ -267,6 +270,11 @@ class AnyClient(UpstreamClient):
     def serve(self, pools: Mapping[str, Hosted]) -> None:
         """Call these pools at providers too; see `Providers.serve`."""
         self._providers.serve(pools)
+
+    @property
+    def ready(self) -> bool:
+        """Whether no provider's library is still getting ready."""
+        return self._providers.ready
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """As for servers."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("litellm", reason="needs the extra `providers`")
 
 from ctxgate.gateway.config import Pool, Provider, Replica
 from ctxgate.gateway.ledger import Outcome
@@ -24,10 +23,14 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.config import Config
 
-pytestmark = pytest.mark.integration
+pytestmark = [  # looked for, not imported: it would do that without being told to fetch nothing
+    pytest.mark.integration,
+    pytest.mark.skipif(find_spec("litellm") is None, reason="needs the extra `providers`"),
+]
 READY_S = 120.0  # LiteLLM is imported meanwhile
 OPENAI = "openai/gpt-4o-mini"
 ANTHROPIC = "anthropic/claude-sonnet-4-5"
+GEMINI = "gemini/gemini-2.0-flash"
 
 
 @pytest.fixture
@@ -200,6 +203,32 @@ async def test_errors_are_those_of_a_server_and_name_no_library(
     rows = await gateway.rows()
     assert {row.settled.outcome for row in rows} == {outcome}
     assert len(provider.calls) == len(rows)  # the library tries nothing again by itself
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM], ids=["whole", "stream"])
+async def test_a_refusal_of_the_gateways_key_is_a_502_before_anything_is_streamed(
+    start: Callable[[str], Awaitable[Gateway]], provider: FakeProvider, body: dict[str, Any]
+) -> None:
+    gateway = await start(GEMINI)
+    told = "API key not valid. Please pass a valid API key: sk-of-the-provider"
+    provider.plans += [Plan(status=400, error=told, reason="API_KEY_INVALID")] * 5
+    answer = await gateway.post(body)
+    assert answer.status == 502
+    error = json.loads(answer.body)["error"]
+    assert error["message"] == "The model server refused the gateway's credentials."
+    assert error["type"] == "server_error"
+    assert b"sk-of" not in answer.body
+    assert {row.settled.charge.total for row in await gateway.rows()} == {0}
+
+
+async def test_a_stream_that_the_provider_refuses_has_its_status(
+    start: Callable[[str], Awaitable[Gateway]], provider: FakeProvider
+) -> None:
+    gateway = await start(GEMINI)
+    provider.plans += [Plan(status=429, error="quota")] * 5
+    answer = await gateway.post(STREAM)
+    assert answer.status == 429
+    assert {row.settled.outcome for row in await gateway.rows()} == {Outcome.OVERLOADED}
 
 
 async def test_a_client_that_leaves_hangs_up_on_the_provider_and_is_estimated(

@@ -12,6 +12,7 @@ from ctxgate.gateway import report
 from ctxgate.gateway.flow import PATHS
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
+from ctxgate.inference.providers import AnyClient
 from support.gateway import BETA, FORGED, HELLO, bearer, until
 
 if TYPE_CHECKING:
@@ -311,3 +312,12 @@ def test_the_example_of_an_error_in_the_description_is_the_envelope_itself() -> 
     schema = document["components"]["schemas"]["Error"]["properties"]["error"]
     sent = json.loads(body_of(Refused(Kind.INTERNAL, "x")))["error"]
     assert set(schema["required"]) == set(sent)
+
+
+async def test_ready_waits_for_the_library_of_providers(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnyClient, "ready", False)
+    assert (await gateway.get("/ready", ())).status == 503
+    monkeypatch.setattr(AnyClient, "ready", True)
+    assert (await gateway.get("/ready", ())).status == 200

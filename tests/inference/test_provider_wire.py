@@ -98,6 +98,29 @@ def test_errors(message: str, told: Any, status: int, shown: str) -> None:
     assert (found, json.loads(body)["error"]["message"]) == (status, shown)
 
 
+GEMINI = (
+    'litellm.BadRequestError: GeminiException - {"error": {"code": 400, "message": "API key not valid. '
+    'Please pass a valid API key.", "details": [{"reason": "API_KEY_INVALID"}]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [(GEMINI, 400), (GEMINI, 401), ("no access for AIzaSy-key-of-ours", 403), ("invalid x-api-key", 400)],
+)
+def test_a_key_that_the_provider_refuses_is_not_the_clients(message: str, told: int) -> None:
+    status, body = wire.refusal(Told(message, told), ("AIzaSy-key-of-ours",))
+    error = {"message": "The provider refused the gateway's key.", "type": "server_error"}
+    assert (status, json.loads(body)["error"]) == (401, error | {"param": None, "code": 502})
+
+
+def test_keys_in_addresses_are_not_shown() -> None:
+    told = "POST https://g.example/v1/m:generate?alt=sse&key=secret-1&x=2 failed for AIzaSyAbc_123-4"
+    _, body = wire.refusal(Told(told, 429))
+    shown = "POST https://g.example/v1/m:generate?alt=sse&key=***&x=2 failed for ***"
+    assert json.loads(body)["error"]["message"] == shown
+
+
 @pytest.mark.parametrize("image", [{"url": "https://a.example/x.png"}, "http://a.example/x.png", {"url": 1}])
 def test_an_image_that_the_gateway_would_have_to_fetch_is_refused(image: object) -> None:
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

@@ -1,4 +1,4 @@
-"""A hosted provider for tests: speaks OpenAI's chat wire and Anthropic's messages wire, on a port of its own.
+"""A hosted provider for tests: speaks OpenAI's chat wire, Anthropic's messages wire and Gemini's errors.
 
 Each request takes the next of the `plans` that were queued, else `Plan()`; what it got is in `calls`.
 """
@@ -36,6 +36,7 @@ class Plan:
     usage: dict[str, Any] | None = field(default_factory=lambda: dict(OPENAI_USAGE))
     status: int = 200
     error: str = ""
+    reason: str = ""
     cut: bool = False
     hold: bool = False
 
@@ -92,7 +93,10 @@ class FakeProvider:
         self.calls.append(call)
         plan = self.plans.pop(0) if self.plans else Plan()
         anthropic = call.path.endswith("/messages")
-        if plan.status != 200:
+        if ":" in call.path:  # Gemini's wire; errors alone are spoken
+            error = {"code": plan.status, "message": plan.error, "details": [{"reason": plan.reason}]}
+            _head(writer, plan.status, "application/json", json.dumps({"error": error}).encode())
+        elif plan.status != 200:
             kind = {"type": "error"} if anthropic else {}
             error = {"message": plan.error, "type": "invalid_request_error", "param": None, "code": None}
             _head(writer, plan.status, "application/json", json.dumps(kind | {"error": error}).encode())
