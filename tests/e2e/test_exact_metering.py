@@ -301,7 +301,8 @@ async def test_kill_9_during_a_hundred_streams(engines: Mapping[str, Engine], tm
             while not under_way(seen):
                 ended = zip(seen, clients, strict=False)
                 broken = [one for one, client in ended if client.done() and not one.whole]
-                assert not broken, standing(broken)
+                raised = [client.exception() for client in clients if client.done()]
+                assert not broken, f"{standing(broken)}; {[error for error in raised if error]}"
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pytest.fail(standing(seen))
