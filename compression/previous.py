@@ -9,7 +9,7 @@ hold several.
 Where a prompt is sent again for another task or to another model, both have the same messages. The request
 before is then the one of the same task, even where another one is longer.
 
-What is kept is bounded: outlines by their elements, bodies by their bytes.
+What is kept is bounded: outlines by their elements, bodies by their bytes and their number.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ Place: TypeAlias = "tuple[str, str]"
 
 ELEMENTS: Final = 2_000_000  # of outlines, at some 30 bytes each
 BODY_BYTES: Final = 256 * 2**20
+BODIES: Final = 1024
+"""Bodies that are kept at most, however short. Many small conversations would fill the memory with what
+parsing them made, far more than their bytes; those beyond are compared by digests."""
+
 _CONVERSATIONS: Final = 200_000  # names that lead to one
 _ELEMENT_BYTES: Final = 96  # that a parsed body takes for each element, beside its bytes
 _FIRST: Final = 4
@@ -73,7 +77,8 @@ class Previous:
 
     def __init__(self, elements: int = ELEMENTS, body_bytes: int = BODY_BYTES) -> None:
         self._requests: Recent[bytes, Before] = Recent(elements, lambda before: len(before.outline) + 8)
-        self._bodies: Recent[bytes, _Kept] = Recent(body_bytes, lambda kept: kept.weight)
+        least = body_bytes // BODIES
+        self._bodies: Recent[bytes, _Kept] = Recent(body_bytes, lambda kept: max(kept.weight, least))
         self._names: Recent[tuple[str, bytes | str], bytes] = Recent(4 * _CONVERSATIONS)
 
     def find(self, owner: Owner, sent: Sent) -> Before | None:

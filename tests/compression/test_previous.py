@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ctxgate.compression.previous import Before, Owner, Previous
+from ctxgate.compression.previous import BODIES, Before, Owner, Previous
 from ctxgate.compression.sent import Digester
 from ctxgate.inference import wire
 
@@ -211,6 +211,22 @@ def test_bodies_are_bounded_by_their_bytes() -> None:
     before = clients.previous.find(Owner("acme/search", "job"), prompt(system("s"), A, B, C))
     assert before is not None
     assert clients.previous.body(before) is None
+
+
+def test_bodies_are_bounded_by_their_number() -> None:
+    """However short: of so many conversations the first one's outline is known, and its body no longer."""
+    clients = Clients()
+    first = prompt(system("s"), A)
+    clients.send(first, "first")
+    for number in range(BODIES):
+        clients.send(prompt(system("s"), user(f"task {number}")), "x")
+    before = clients.previous.find(Owner("acme/search", "job"), prompt(system("s"), A, B, C))
+    assert before is not None
+    assert before.outline == first.outline
+    assert clients.previous.body(before) is None
+    last = clients.previous.find(Owner("acme/search", "job"), prompt(system("s"), user("task 1023"), B, C))
+    assert last is not None
+    assert clients.previous.body(last) == b"x"
 
 
 def test_requests_without_messages_are_not_kept() -> None:
