@@ -231,9 +231,7 @@ async def test_hidden_rounds_are_the_same_bytes_in_every_later_turn(
     assert sum(b'"own' in each for each in sent[-1]) >= 26, "each look-up's call and its result"
 
 
-async def test_a_huge_original_comes_back_within_its_bound(
-    upstream: Upstream, start_gateway: Start
-) -> None:
+async def test_a_huge_original_comes_back_within_its_bound(upstream: Upstream, start_gateway: Start) -> None:
     """Four megabytes without a space, asked for by name and by id."""
     context = replace(CONTEXT, recall_tokens=500)
     gateway = await start_gateway(upstream, context=context)
