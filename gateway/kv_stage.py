@@ -23,7 +23,7 @@ from ctxgate.routing.kv_sessions import KvSessions, Outcome
 from ctxgate.routing.snapshot import Knowledge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ctxgate.gateway.config import KvEvents, Pool
     from ctxgate.gateway.flow import Held, Identified
@@ -37,6 +37,7 @@ SESSION_HEADER: Final = "x-session-id"
 SILENT_US: Final = 5_000_000
 """How long after an answer that must have stored blocks a stream may say nothing of them."""
 
+_CAUGHT_UP: Final = 16  # streams: to look at each costs microseconds
 _SESSION_CHARACTERS: Final = 32
 _LEVELS: Final = {Knowledge.COLD: 0, Knowledge.DEGRADED: 1, Knowledge.EXACT: 2}
 
@@ -56,6 +57,7 @@ class KvStage:
         self.streams: dict[Place, KvEvents] = {}
         self._pools: frozenset[str] = frozenset()
         self.sessions = KvSessions()
+        self.catching_up: dict[Place, Callable[[], None]] = {}  # reads what a stream has brought by now
         self._open: dict[str, _Open] = {}  # by attempt: each one settles
         self._owed: dict[Place, int] = {}  # since when events are waited for
         self._knowledge: Gauge | None = None  # with the other metrics, once there is a stream
@@ -121,6 +123,8 @@ class KvStage:
                 for replica in pool.replicas:
                     place = (pool.name, replica.name)
                     if place in self.streams:
+                        if len(self.catching_up) <= _CAUGHT_UP and (read := self.catching_up.get(place)):
+                            read()
                         tokens = self.sessions.expected(place, seen.sent.chain)
                         if tokens is not None:
                             found[place] = tokens

@@ -30,12 +30,16 @@ async def _followed(kv: KvStage, record: ReplicaRecord) -> None:
     place = (record.pool.name, record.replica.name)
     while (events := kv.streams.get(place)) is not None:
         endpoints = Endpoints(events.endpoint, events.replay_endpoint, events.topic)
+        subscriber = Subscriber(endpoints, Follower(kv, place))
+        kv.catching_up[place] = subscriber.catch_up
         try:
-            await Subscriber(endpoints, Follower(kv, place)).run()
+            await subscriber.run()
         except Exception:  # an address that cannot be used, or a defect: requests go on without
             log.exception("following the events of replica %s/%s failed", *place)
             kv.problem(place, "failed")
             kv.down(place)
+        finally:
+            kv.catching_up.pop(place, None)
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 QUEUED: Final = 20_000  # messages that wait in the socket at most
 AT_ONCE: Final = 8  # messages that are read before others get their turn on the event loop
+CAUGHT_UP: Final = 64  # messages that are read at once when somebody needs to know now
+SMALL: Final = 32_768  # bytes of a message that may be
 MOST_REPLAYED: Final = 50_000  # messages of one replay
 MAX_MESSAGE: Final = 64 * 2**20  # bytes
 
@@ -69,6 +71,10 @@ class Subscriber:
         self._waits = waits
         self._order = Order()
         self._context: Any = None
+        self._live: Any = None
+        self._now: Any = None  # the same socket as one that does not wait
+        self._idle = False  # nothing is being read
+        self._held: list[bytes] | None = None  # a message taken from the socket that has yet to be read
 
     async def run(self) -> None:
         """Follow the stream for ever. Raises ImportError without pyzmq, zmq.ZMQError for a bad address."""
@@ -83,25 +89,77 @@ class Subscriber:
                 live.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
                 live.setsockopt(zmq.SUBSCRIBE, self._endpoints.topic.encode())
                 live.connect(self._endpoints.events)
+                self._live, self._now = live, zmq.Socket.shadow(live.underlying)
                 await self._begin(None)
                 while True:
-                    await self._hear(live)
+                    await self._hear()
         finally:
+            self._idle = False
             self._context.destroy(linger=0)
 
-    async def _hear(self, live: Any) -> None:
-        """Read what has come, a bounded part of it at a time."""
-        try:
-            async with asyncio.timeout(self._waits.silence_s):
-                frames = await live.recv_multipart()
-        except TimeoutError:
-            self._follower.quiet()
+    def catch_up(self) -> None:
+        """Read what has come by now, if it is a few small messages in order; never waits.
+
+        For one who decides by what is known: a busy event loop may have left messages in the socket.
+        """
+        import zmq  # noqa: PLC0415 - as in `run`
+
+        if not self._idle or self._held is not None or not self._now.get(zmq.EVENTS) & zmq.POLLIN:
             return
-        for _ in range(AT_ONCE):
-            await self._take(frames)
-            if not await live.poll(0):
+        for _ in range(CAUGHT_UP):
+            frames = self._come()
+            if frames is None:
                 break
-            frames = await live.recv_multipart()
+            if sum(map(len, frames)) > SMALL or not self._read_at_once(frames):
+                self._held = frames
+                break
+        self._live.get(zmq.EVENTS)  # the event loop looks again at what is left: its signal is gone
+
+    def _read_at_once(self, frames: list[bytes]) -> bool:
+        """Read a message that is next in order; False, and nothing done, where it is not."""
+        try:
+            message = kv_events.message(frames)
+            if message.batch is None:
+                return True
+            if self._order.judge(message) is not Verdict.NEXT:
+                return False
+            parts = [*kv_events.slices(message.batch)]
+        except Undecodable:
+            return False
+        self._order.read(message)
+        for part in parts:
+            self._follower.apply(part)
+        return True
+
+    def _come(self) -> list[bytes] | None:
+        """The next message, if one has come."""
+        import zmq  # noqa: PLC0415 - as in `run`
+
+        frames, self._held = self._held, None
+        if frames is None:
+            try:
+                frames = self._now.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+        return frames
+
+    async def _hear(self) -> None:
+        """Read what has come, a bounded part of it at a time.
+
+        It waits for a message without taking it: one that comes as the wait ends would be lost.
+        """
+        if self._held is None:
+            self._idle = True
+            there = await self._live.poll(1000 * self._waits.silence_s)
+            self._idle = False
+            if not there and self._held is None:
+                self._follower.quiet()
+                return
+        for _ in range(AT_ONCE):
+            frames = self._come()
+            if frames is None:
+                break
+            await self._take(frames)
         await asyncio.sleep(0)
 
     async def _take(self, frames: list[bytes]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ctxgate.inference import kv_events
     from ctxgate.inference.kv_events import Batch
     from ctxgate.routing.kv_blocks import Node, Stretch
+    from ctxgate.routing.kv_sessions import Dispatched
 
 LINKS: Final = 50_000  # of chains
 SESSIONS: Final = 10_000
@@ -31,17 +32,24 @@ class Stored:
     """Blocks in a row that one session's attempts stored: those behind depth `start`, down to `last`.
 
     `tick`: the batch that told of the last one. Blocks down to depth `claimed` belong to attempts that are
-    known; the rest are of another one.
+    known; the rest are of another one. Down to depth `read` they were told of several at once or as the
+    first, as those of a prompt are; an answer's come one by one.
     """
 
-    __slots__ = ("before", "claimed", "end", "last", "start", "tick")
+    __slots__ = ("before", "claimed", "end", "last", "read", "start", "tick")
 
     def __init__(self, stretch: Stretch, start: int, blocks: int, tick: int) -> None:
         self.before = stretch.before
         self.last = stretch.last
         self.start = self.claimed = start
-        self.end = start + blocks
+        self.end = self.read = start + blocks
         self.tick = tick
+
+    def grow(self, last: Node, blocks: int, tick: int) -> None:
+        """More blocks follow."""
+        self.last, self.end, self.tick = last, self.end + blocks, tick
+        if blocks > 1:
+            self.read = self.end
 
     def at(self, blocks: int) -> Node | None:
         """The block at a depth, which may be the one before the first; None where it is not among them."""
@@ -98,7 +106,7 @@ class Session:
         """Note blocks stored, so many of them; they may go on from others."""
         for one in reversed(self.stored):
             if one.last == stretch.before:
-                one.last, one.end, one.tick = stretch.last, one.end + blocks, tick
+                one.grow(stretch.last, blocks, tick)
                 return
         start = 0 if stretch.before is None else depth(stretch.before)
         if start is not None:
@@ -128,6 +136,7 @@ class KvPlace:
         self._sessions: dict[str, Session] = {}
         self._stored: set[str] = set()  # sessions, in the step that is being read
         self.open: Counter[bytes] = Counter()  # links of prompts that are being read, not known before
+        self.running: dict[bytes, Dispatched] = {}  # attempts under way, by the last link of their prompts
 
     def begin(self, *, complete: bool) -> None:
         """A stream of events begins; `complete`: with the engine's very first one."""
@@ -182,6 +191,14 @@ class KvPlace:
         if len(self._sessions) > self._limits[2]:
             del self._sessions[next(iter(self._sessions))]
         return session
+
+    def lone_row(self, sent: Dispatched) -> Stored | None:
+        """What an attempt under way has stored so far; None where it may be another's of its session."""
+        session = self._sessions.get(sent.session)
+        if session is None or sum(one.session == sent.session for one in self.running.values()) != 1:
+            return None
+        rows = [one for one in session.stored if one.tick > sent.since and one.claimed < one.read]
+        return rows[0] if len(rows) == 1 else None
 
     def put(self, links: dict[bytes, Mark]) -> None:
         """Keep marks; what was not put for a whole generation is forgotten."""

@@ -24,7 +24,7 @@ from ctxgate.routing.kv_place import Answer, KvPlace, Mark, Untold
 from ctxgate.routing.snapshot import Knowledge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ctxgate.inference.kv_events import Batch
     from ctxgate.routing.kv_blocks import Blocks, Node
@@ -74,8 +74,7 @@ class Outcome(Record, frozen=True):
 class KvSessions:
     """All replicas that tell events. Belongs to one event loop; no clock of its own.
 
-    `right` and `wrong` count predictions by what the engine reported, `ambiguous` attempts whose blocks
-    could not be told from those of another attempt of their session.
+    `right` and `wrong` count predictions by what the engine reported.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,6 @@ class KvSessions:
         self._waiting: dict[Place, deque[tuple[Dispatched, Outcome]]] = {}
         self.right = 0
         self.wrong = 0
-        self.ambiguous = 0
 
     def place(self, place: Place) -> KvPlace:
         """What is known of a replica; made when it is first asked for."""
@@ -107,10 +105,15 @@ class KvSessions:
     def apply(self, place: Place, batch: Batch) -> None:
         """Take the events of one step of a replica, in order."""
         known = self.place(place)
-        stored, waiting = known.apply(batch), self._waiting[place]
-        for _ in range(len(waiting) if stored else 0):
+        if stored := known.apply(batch):
+            self._retry(known, place, stored)
+
+    def _retry(self, known: KvPlace, place: Place, sessions: Container[str]) -> None:
+        """Look once more for the paths of some sessions' attempts that have ended."""
+        waiting = self._waiting[place]
+        for _ in range(len(waiting)):
             sent, outcome = waiting.popleft()
-            if sent.session not in stored or not self._resolved(known, sent, outcome):
+            if sent.session not in sessions or not self._resolved(known, sent, outcome):
                 waiting.append((sent, outcome))
 
     def expected(self, place: Place, chain: Sequence[bytes]) -> int | None:
@@ -132,7 +135,7 @@ class KvSessions:
         if mark is None or mark.tokens is None:
             return None
         if at + 1 < len(chain) and chain[at + 1] in known.open:
-            return None  # another attempt is storing more of this prompt just now
+            return _under_way(known, chain)
         if (there := _there(mark, known)) is None:
             return None
         most = mark.tokens // block
@@ -151,7 +154,10 @@ class KvSessions:
         known = self.place(place)
         foreseen, new = self.foresee(place, chain), tuple(chain[known.deepest(chain) + 1 :])
         known.open.update(new)
-        return Dispatched(place, session, tuple(chain), known.tick, known.tree, foreseen, new)
+        sent = Dispatched(place, session, tuple(chain), known.tick, known.tree, foreseen, new)
+        if new:
+            known.running.setdefault(new[-1], sent)
+        return sent
 
     def settled(self, sent: Dispatched, outcome: Outcome | None) -> None:
         """Learn from how an attempt ended, None: nobody knows. Called once for each attempt.
@@ -165,6 +171,8 @@ class KvSessions:
             known.open[link] -= 1
             if known.open[link] <= 0:
                 del known.open[link]
+        if sent.new and known.running.get(sent.new[-1]) is sent:
+            del known.running[sent.new[-1]]
         if outcome is None or outcome.prompt <= 0 or not sent.chain:
             return
         if sent.foreseen is not None and outcome.cached is not None:
@@ -173,6 +181,8 @@ class KvSessions:
             self.wrong += not right
             known.judge(right=right)
         if self._resolved(known, sent, outcome):
+            if self._waiting[sent.place]:  # what is known to be this one's is no other one's
+                self._retry(known, sent.place, (sent.session,))
             return
         self._waiting[sent.place].append((sent, outcome))
         if known.mark(sent.chain[-1]) is None:
@@ -193,8 +203,9 @@ class KvSessions:
         rows = [one for one in known.session(sent.session).stored if one.tick > sent.since]
         found = _own(rows, want, most, first)
         if len({one.at(want) for one in found}) > 1:
-            self.ambiguous += 1
-            return True
+            found = self._behind(known, sent, found, want)
+            if len({one.at(want) for one in found}) > 1:
+                return False  # what comes later may tell them apart
         own = found[0] if found else None
         path = None if own is None else own.at(want)
         if own is None and want:
@@ -207,6 +218,19 @@ class KvSessions:
             own.claimed = max(own.claimed, most)
         self._keep(known, sent, outcome, path, None if own is None or most <= want else Answer(own, most))
         return True
+
+    def _behind(self, known: KvPlace, sent: Dispatched, rows: list[Stored], want: int) -> list[Stored]:
+        """Those of some rows that go on from the most of what the attempt's prompt goes on from."""
+        at = known.deepest(sent.chain[:-1])
+        mark = known.mark(sent.chain[at]) if at >= 0 else None
+        tip = None if mark is None else mark.tip
+        if tip is None or tip.segment.dropped:
+            return rows
+        shared = [
+            0 if (node := one.at(want)) is None or node.segment.dropped else common(node, tip) or 0
+            for one in rows
+        ]
+        return [one for one, blocks in zip(rows, shared, strict=True) if blocks == max(shared)]
 
     def _keep(
         self, known: KvPlace, sent: Dispatched, outcome: Outcome, path: Node | None, answer: Answer | None
@@ -247,6 +271,20 @@ class KvSessions:
             )
 
 
+def _under_way(known: KvPlace, chain: Sequence[bytes]) -> Foreseen | None:
+    """What is foreseen of a prompt where another attempt is storing more of it just now.
+
+    Only where the other prompt is the very same, and its blocks have been told of.
+    """
+    other = known.running.get(chain[-1])
+    if other is None or known.block is None or (row := known.lone_row(other)) is None:
+        return None
+    node = row.at(row.read)
+    if node is None or (there := _run(node)) is None:
+        return None
+    return Foreseen(there.blocks * known.block, there.near * known.block)
+
+
 def _there(mark: Mark, known: KvPlace) -> Run | None:
     """How much of a mark's path is there; None where that is not known."""
     if mark.untold is not None:  # it was read just now: it is there, as long as little has happened since
@@ -271,7 +309,7 @@ def _own(rows: Sequence[Stored], want: int, most: int, first: int | None) -> lis
     for one in rows:
         begins = one.start if first is None else min(first, want)
         if one.start <= begins and one.claimed <= begins and one.end >= want and one.end > begins:
-            fitting.append(((one.start == begins) + (one.end == most), one))
+            fitting.append(((one.claimed == begins) + (one.end == most), one))
     best = max((score for score, _ in fitting), default=0)
     return [one for score, one in fitting if score == best]
 

@@ -16,9 +16,10 @@ from ctxgate.inference.kv_events import Removed, Stored
 from ctxgate.inference.kv_subscriber import Endpoints, Subscriber
 from e2e.engine import BLOCK_SIZE, SERVED_NAME, WINDOW, Spec, free_port, running
 from e2e.gateway_process import SECRET, GatewayConfig, serving, until
+from e2e.kv_observer import Observer, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ctxgate.gateway.ledger import Attempt
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.e2e
 BLOCKS: Final = 300
 """Of 32 tokens: fourteen conversations of up to 1,200 tokens need more than there are."""
 
-REQUESTS: Final = 400
+REQUESTS: Final = 600
 CONVERSATIONS: Final = 14
 WORDS: Final = (
     "block",
@@ -132,8 +133,8 @@ def prose(source: random.Random, words: int) -> str:
 
 async def ask(
     url: str, messages: Sequence[object], headers: dict[str, str], tokens: int = 1
-) -> dict[str, Any]:
-    """A chat call; its usage."""
+) -> tuple[dict[str, Any], str]:
+    """A chat call; its usage and the id that the answer names."""
     body = {"model": SERVED_NAME, "messages": messages, "max_tokens": tokens, "temperature": 0}
     async with (
         aiohttp.ClientSession() as session,
@@ -141,7 +142,7 @@ async def ask(
     ):
         assert answer.status == 200, await answer.text()
         usage: dict[str, Any] = (await answer.json())["usage"]
-        return usage
+        return usage, answer.headers.get("x-request-id", "")
 
 
 async def test_real_events_are_decoded_and_told_again_from_the_start_and_a_restart_is_noticed(
@@ -152,7 +153,7 @@ async def test_real_events_are_decoded_and_told_again_from_the_start_and_a_resta
     tasks = [asyncio.create_task(Subscriber(stream.endpoints, heard).run())]
     try:
         with running(vllm_python, tmp_path, Spec("one", stream.flags(), core=1)) as (engine,):
-            usage = await ask(
+            usage, _ = await ask(
                 engine.url, [{"role": "user", "content": prose(source, 300)}], {"x-session-id": "A"}
             )
             assert usage["prompt_tokens"] > 4 * BLOCK_SIZE
@@ -222,17 +223,14 @@ class Agents:
         one.messages = [*one.messages, answer, self.said()]
 
 
-def told(row: Attempt) -> tuple[int | None, int]:
-    """What was predicted of a row, and what the engine found."""
-    cached = row.settled.usage.cached.value
-    assert cached is not None
-    return row.opened.predicted_cached_tokens, cached
+async def play(url: str, at_once: int) -> dict[str, list[dict[str, str]]]:
+    """Conversations through the gateway, so many requests at a time, each one's turns in order.
 
-
-async def play(url: str, at_once: int) -> None:
-    """Conversations through the gateway, so many requests at a time, each one's turns in order."""
+    The messages of each request, by the id that its answer named.
+    """
     agents, left = Agents(7), REQUESTS
     busy: set[int] = set()
+    sent: dict[str, list[dict[str, str]]] = {}
 
     async def agent() -> None:
         nonlocal left
@@ -244,33 +242,74 @@ async def play(url: str, at_once: int) -> None:
             left -= 1
             busy.add(id(one))
             headers = {"authorization": f"Bearer {SECRET}"}
-            await ask(url, one.messages, headers, agents.source.choice((1, 8, 40)))
+            _, request_id = await ask(url, one.messages, headers, agents.source.choice((1, 8, 40)))
+            sent[request_id] = one.messages
             agents.answered(one)
             busy.discard(id(one))
 
     await asyncio.gather(*(agent() for _ in range(at_once)))
+    return sent
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A request whose cache was under pressure: tokens predicted, knowable then, and found by the engine."""
+
+    predicted: int | None
+    knowable: int
+    found: int
+
+
+def judged(
+    rows: Sequence[Attempt], observer: Observer, engine: Engine, sent: Mapping[str, Sequence[object]]
+) -> list[Judged]:
+    """The requests behind the first eviction, each beside what an observer knew when it was sent."""
+    rows = sorted(rows, key=lambda row: row.opened.opened_at_us)
+    bodies = [{"model": SERVED_NAME, "messages": sent[row.opened.request_id]} for row in rows]
+    asked = [
+        (row.opened.opened_at_us, rendered(engine.url, body)) for row, body in zip(rows, bodies, strict=True)
+    ]
+    assert [row.settled.usage.prompt for row in rows] == [len(tokens) for _, tokens in asked]
+    pressed_us = observer.first("BlockRemoved")
+    result = []
+    for row, knowable in zip(rows, observer.hits(asked), strict=True):
+        found = row.settled.usage.cached.value
+        assert found is not None
+        if row.opened.opened_at_us > pressed_us:
+            result.append(Judged(row.opened.predicted_cached_tokens, knowable, found))
+    return result
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-async def test_under_eviction_what_events_foretell_is_what_the_engine_finds(
-    engine: Engine, stream: Stream, tmp_path: Path, at_once: int
+async def test_under_eviction_what_can_be_known_at_the_choice_is_predicted_to_the_token(
+    engine: Engine,
+    stream: Stream,
+    tmp_path: Path,
+    at_once: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     config = GatewayConfig(tmp_path, {"standard": [engine.url]}, events={"standard-0": stream.config()})
-    with serving(config) as gateway:
-        await play(gateway.url, at_once)
-        until(gateway.idle, 30, "the gateway is idle")
-        foretold = predictions(gateway.exposition())
-        rows = gateway.rows()
+    with Observer(stream.endpoints.events, BLOCK_SIZE) as observer:
+        with serving(config) as gateway:
+            sent = await play(gateway.url, at_once)
+            until(gateway.idle, 30, "the gateway is idle")
+            foretold = predictions(gateway.exposition())
+            rows = gateway.rows()
+        queried, hit = (engine.metric(f"vllm:prefix_cache_{name}_total") for name in ("queries", "hits"))
+        under_pressure = judged(rows, observer, engine, sent)
+    assert observer.complete
     assert len(rows) == REQUESTS
-    judged = [told(row) for row in rows]
-    seen = Counter("untold" if one is None else "equal" if one == two else "other" for one, two in judged)
-    queried, hit = (engine.metric(f"vllm:prefix_cache_{name}_total") for name in ("queries", "hits"))
     assert queried - hit > 3 * BLOCKS * BLOCK_SIZE  # the cache was filled several times over
-    # What is stored for another request just now is not foretold; it is rare where there is one at a time.
-    assert foretold.total() >= (0.98 if at_once == 1 else 0.9) * REQUESTS, foretold
-    # Between a choice and the engine's own look other requests may take blocks away.
-    assert foretold["right"] >= (0.99 if at_once == 1 else 0.93) * foretold.total(), foretold
-    assert seen["equal"] >= (0.98 if at_once == 1 else 0.9) * REQUESTS, seen
+    equal = sum(one.predicted == one.found for one in under_pressure)
+    # The engine looks later than the gateway chooses: requests between evict or store, and news takes time.
+    knowable = [one for one in under_pressure if one.knowable == one.found]
+    known = sum(one.predicted == one.found for one in knowable)
+    figures = f"{equal} of {len(under_pressure)}, of the knowable {known} of {len(knowable)}"
+    record_property("equal", figures)
+    assert len(under_pressure) > REQUESTS // 2
+    assert len(knowable) >= 0.8 * len(under_pressure), figures
+    assert known >= 0.99 * len(knowable), figures
+    assert foretold.total() >= 0.9 * REQUESTS, foretold
 
 
 def predictions(exposition: str) -> Counter[str]:
@@ -289,10 +328,21 @@ async def test_routing_c13_an_engine_that_connects_instead_of_listening_is_repor
     with running(vllm_python, tmp_path, Spec("deaf", flags, core=1)) as (engine,):
         config = GatewayConfig(tmp_path, {"standard": [engine.url]}, events={"standard-0": stream.config()})
         with serving(config) as gateway:
-            words = prose(random.Random(1), 400)
-            await ask(
-                gateway.url, [{"role": "user", "content": words}], {"authorization": f"Bearer {SECRET}"}
-            )
-            until(lambda: "event stream silent" in gateway.log.read_text(), 30, "the silence is reported")
+            headers, source = {"authorization": f"Bearer {SECRET}"}, random.Random(1)
+
+            def silent() -> bool:
+                return "event stream silent" in gateway.log.read_text()
+
+            def told_again() -> bool:
+                """The stream was begun behind the request, and the replay told of it: that can be heard."""
+                return (
+                    'ctxgate_kv_knowledge{pool="standard",replica="standard-0"} 2.0' in gateway.exposition()
+                )
+
+            await ask(gateway.url, [{"role": "user", "content": prose(source, 400)}], headers)
+            until(lambda: silent() or told_again(), 60, "the silence is reported, or a replay read")
+            if not silent():
+                await ask(gateway.url, [{"role": "user", "content": prose(source, 400)}], headers)
+            until(silent, 60, "the silence is reported")
             problem = 'problem="silent",replica="standard-0"'
             assert f'ctxgate_kv_event_problems_total{{pool="standard",{problem}}} 1.0' in gateway.exposition()

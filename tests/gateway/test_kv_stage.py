@@ -134,6 +134,24 @@ async def test_what_events_tell_is_what_is_expected_and_metered(
     assert samples["ctxgate_kv_index_bytes"] > 0
 
 
+async def test_what_lies_unread_at_the_choice_is_read_before_it(
+    gateway: Gateway, upstream: Upstream, publisher: Publisher
+) -> None:
+    kv = gateway.services.kv
+    await asked(gateway, upstream, turn("a"), prompt=100, cached=0, completion=1)
+    await publisher.stored(1, 6, upstream.calls[0].header("x-session-id"))
+    await until(lambda: kv.sessions.knowledge(PLACE) is Knowledge.EXACT)
+    unread = [Batch((Removed((5,), "GPU"),)), Batch((Removed((4,), "GPU"),))]
+
+    def read() -> None:
+        while unread:
+            kv.sessions.apply(PLACE, unread.pop())
+
+    kv.catching_up[PLACE] = read
+    answer = await asked(gateway, upstream, turn("a", "b", "c"), prompt=150, cached=48, completion=1)
+    assert answer.header("x-ctxgate-expected-cached") == "48"
+
+
 async def test_routing_c13_a_stream_that_says_nothing_is_reported_and_not_believed(
     gateway: Gateway, upstream: Upstream, publisher: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:

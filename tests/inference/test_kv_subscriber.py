@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,13 @@ class Told:
                 await self._news.wait()
         return self.log
 
+    async def of(self, what: object) -> None:
+        """Wait until this was told, whatever came after it."""
+        async with asyncio.timeout(20):
+            while what not in self.log:
+                self._news.clear()
+                await self._news.wait()
+
 
 class Engine:
     """The publishing side, with a replay endpoint that answers from what it is given."""
@@ -103,6 +111,10 @@ class Engine:
     async def hear(self) -> None:
         """Wait for a subscriber."""
         await self.live.recv()
+
+    def at_once(self) -> zmq.Socket[bytes]:
+        """The live socket as one that sends without a turn of the event loop."""
+        return zmq.Socket.shadow(self.live.underlying)
 
     async def publish(self, numbers: Iterable[int], engine: str = "one") -> None:
         for number in numbers:
@@ -266,6 +278,68 @@ async def test_a_batch_whose_end_cannot_be_read_makes_its_beginning_void_too() -
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         engine.context.destroy(linger=0)
+
+
+def hear_at_once(engine: Engine, subscriber: Subscriber, told: Told, numbers: Iterable[int]) -> None:
+    """Publish, and have the subscriber catch up until the last one was told: the event loop gets no turn."""
+    live, wanted = engine.at_once(), [*numbers]
+    for number in wanted:
+        live.send_multipart((b"", number.to_bytes(8, "big"), payload(number)))
+    deadline = time.monotonic() + 20
+    while told.log[-1] != wanted[-1]:
+        assert time.monotonic() < deadline, told.log
+        subscriber.catch_up()
+
+
+async def test_what_has_come_is_read_without_a_turn_of_the_event_loop_and_a_gap_is_filled_later() -> None:
+    engine, told = Engine([payload(number) for number in range(9)]), Told()
+    subscriber = Subscriber(engine.endpoints, told, PATIENT)
+    subscriber.catch_up()  # before it runs there is nothing to read
+    tasks = [asyncio.create_task(subscriber.run()), asyncio.create_task(engine.serve())]
+    try:
+        await engine.hear()
+        await told.until(8)
+        await engine.publish([9])
+        await told.until(9)
+        for _ in range(20):  # turns, so that it waits for the next message
+            await asyncio.sleep(0)
+        hear_at_once(engine, subscriber, told, [10, 11, 12])
+        assert told.log == ["begin 0", *range(13)]
+        engine.first, engine.buffer = 10, [payload(number) for number in range(10, 18)]
+        await engine.publish([17])
+        live = engine.at_once()
+        live.send_multipart((b"", (18).to_bytes(8, "big"), payload(18)))
+        subscriber.catch_up()  # it may hold number 17 now: what is missing before it takes a replay
+        subscriber.catch_up()
+        assert (await told.until(18)) == ["begin 0", *range(19)]
+    finally:
+        await ended(tasks, engine)
+
+
+async def ended(tasks: Sequence[asyncio.Task[None]], engine: Engine) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    engine.context.destroy(linger=0)
+
+
+async def test_a_message_that_comes_as_the_wait_for_it_ends_is_read() -> None:
+    engine, told = Engine([]), Told()
+    subscriber = Subscriber(engine.endpoints, told, Waits(replay_s=30.0, silence_s=0.001))
+    tasks = [asyncio.create_task(subscriber.run()), asyncio.create_task(engine.serve())]
+    live = engine.at_once()
+    try:
+        await engine.hear()
+        await told.until("quiet")
+        for number in range(30):
+            live.send_multipart((b"", number.to_bytes(8, "big"), payload(number)))
+            # The loop is held up: when it goes on, the message and the end of the wait are both there.
+            time.sleep(0.004)  # noqa: ASYNC251 - as said
+            await told.of(number)
+        assert [each for each in told.log if each != "quiet"] == ["begin 0", *range(30)]
+        assert len(engine.asked) == 1  # nothing had to be told again
+    finally:
+        await ended(tasks, engine)
 
 
 async def test_routing_c13_silence_is_reported() -> None:
