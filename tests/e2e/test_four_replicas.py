@@ -21,6 +21,9 @@ pytestmark = pytest.mark.e2e
 COUNT: Final = int(os.environ.get("REPLICAS", "4"))
 TASKS: Final = 12
 TURNS: Final = 5
+TIE: Final = 0.015
+"""Of the prompt tokens. Whether one more replica is begun depends on how busy the machine is, and each one
+begun computes the 3,520 tokens at the head of all sessions once more: so far apart two runs are a tie."""
 
 
 def test_no_other_way_of_routing_has_more_hits_in_the_engines(
@@ -38,5 +41,7 @@ def test_no_other_way_of_routing_has_more_hits_in_the_engines(
         assert one.failed == 0
         assert len(one.ttfts) == requests
         assert one.prompt == runs["ctxgate"].prompt  # the traffic is equal
-    ours = runs["ctxgate"].hits
-    assert {name: ours >= one.hits for name, one in runs.items()} == dict.fromkeys(runs, True)
+    ours = runs["ctxgate"]
+    tied = TIE * ours.prompt
+    assert {name: ours.hits >= one.hits - tied for name, one in runs.items()} == dict.fromkeys(runs, True)
+    assert ours.hits > runs["round-robin"].hits + tied
