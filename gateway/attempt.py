@@ -24,7 +24,7 @@ from ctxgate.gateway import metering
 from ctxgate.gateway.booking import Booking
 from ctxgate.gateway.calling_off import CallingOff, Cause
 from ctxgate.gateway.edge import EVENT_STREAM, JSON
-from ctxgate.gateway.errors import Kind, Refused, event_of
+from ctxgate.gateway.errors import STOPPING, Kind, Refused, event_of
 from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.routing import predicted, tier_told
@@ -62,7 +62,6 @@ _CALLED_OFF: Final = {
     Cause.SHUTDOWN: Outcome.SHUTDOWN,
 }
 _TOO_LATE: Final = Refused(Kind.UPSTREAM_TIMEOUT, "The model server did not answer in time.")
-_STOPPING: Final = Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2)
 
 
 def _shown(task: str) -> str:
@@ -231,7 +230,7 @@ class Attempt:
         if self._off.cause is Cause.TOO_LATE:
             raise _TOO_LATE.fresh()
         if self._off.cause is Cause.SHUTDOWN:
-            raise _STOPPING.fresh()
+            raise STOPPING.fresh()
 
     async def _stream(self, response: UpstreamResponse) -> Answered:
         """A stream: every event leaves as it comes, only `[DONE]` waits until the call is booked."""
@@ -326,7 +325,7 @@ class Attempt:
         if outcome is Outcome.TRUNCATED:
             return truncation_event()
         if outcome in (Outcome.TIMED_OUT, Outcome.SHUTDOWN):
-            return event_of(_TOO_LATE if outcome is Outcome.TIMED_OUT else _STOPPING)
+            return event_of(_TOO_LATE if outcome is Outcome.TIMED_OUT else STOPPING)
         return b""
 
     async def _broken(self, error: Exception) -> Answered:

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from ctxgate.gateway import metering
 from ctxgate.gateway.flow import Answered, Settled
-from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import AttemptSettled, Outcome
 from ctxgate.gateway.signs import sign_of
-from ctxgate.inference import rates
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 
 if TYPE_CHECKING:
@@ -140,8 +138,7 @@ class Booking:
     def charge(self, usage: Usage) -> Charge:
         """The price of a usage at the rates of the day the attempt was opened."""
         if self._priced is None or self._priced[0] != usage:  # a stream's usage is priced for its client, too
-            day = day_of(self._row.opened_at_us)
-            self._priced = usage, rates.charge(usage, self._held.routed.pool.rates, day)
+            self._priced = usage, metering.charge_of(self._held, usage)
         return self._priced[1]
 
     def basis(self) -> metering.Basis:
@@ -171,7 +168,7 @@ class Booking:
 
     def _learn(self, usage: Usage) -> None:
         """Calibrate estimates, and remember that a replica reports its cache hits."""
-        if usage.cached.certainty is Certainty.MEASURED and usage.cached.value:
+        if usage.cached.reported:
             self._record.reports_cached = True
         if usage.uncached.certainty is Certainty.MEASURED and usage.prompt:
             self._services.prompt_ratios.learn(self._row.model, self._row.body_bytes, usage.prompt)

@@ -189,8 +189,7 @@ class ContextStage:
         at = self.shown.may_recall(turn)
         if not at:
             return
-        window = self.windows.of(turn.pool, turn.model)
-        snippets = await self.shown.brought_back(turn, at, window, self.answered_by_store)
+        snippets = await self.shown.brought_back(turn, at, self.windows.of(turn.pool, turn.model))
         if snippets:
             self.shown.put(turn, snippets)
             turn.put(record, self.views, self.shaping)
@@ -320,10 +319,10 @@ class ContextStage:
         if place[0] == turn.pool.name:
             self.windows.took(turn.pool, place[1], turn.model, prompt + (usage.output.value or 0))
         terms = self.terms(turn, before, background=True)
-        state = observed(self._state(turn, terms), terms, prompt, _cached(usage))
+        state = observed(self._state(turn, terms), terms, prompt, usage.cached.reported)
         for more in further:  # each read the history once more
             if more.prompt is not None and more.uncached.certainty is Certainty.MEASURED:
-                state = reread(state, terms, more.prompt, _cached(more))
+                state = reread(state, terms, more.prompt, more.cached.reported)
         known = Known(
             length=len(turn.facts),
             tokens=prompt,
@@ -382,10 +381,6 @@ class ContextStage:
             place.lineno,
         )
         self._dropped("defect")
-
-
-def _cached(usage: Usage) -> int | None:
-    return usage.cached.value if usage.cached.certainty is Certainty.MEASURED else None
 
 
 def _tenant(allowed: Allowed) -> str:

@@ -78,12 +78,11 @@ class Savings:
             return rates_at(pool.rates, day, tokens)
 
         terms = self._services.context.terms(request, known, background=True)
-        measured = usage.cached.certainty is Certainty.MEASURED
         client = request.client_tokens
         took_effect = known is not None and request.record is not None and request.record != known.record
         turn = Turn(
             prompt=usage.prompt or 0,
-            cached=usage.cached.value if measured else None,
+            cached=usage.cached.reported,
             output=usage.output.value or 0,
             removed=0 if client is None else max(0, client - request.estimate.tokens),
             shared=self._shared(request) if took_effect else None,

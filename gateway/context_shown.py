@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ctxgate.gateway.context_turn import Turn
     from ctxgate.gateway.services import Services
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 BIG_BYTES: Final = 2**16
 """Results that arrive with more are shortened in a thread."""
@@ -59,12 +57,6 @@ _FEW_TOKENS: Final = 200  # where that is less: a heading and a passage
 _LEAST_TOKENS: Final = 100
 _BYTES_PER_TOKEN: Final = 3
 _AROUND: Final = 64  # bytes of JSON around a snippet
-
-
-class AnsweredByStore(Protocol):
-    """What a computation comes to that asks the store. Raises LedgerError or TimeoutError."""
-
-    async def __call__(self, tenant: str, work: Asking[T]) -> T: ...
 
 
 class Shown:
@@ -190,15 +182,14 @@ class Shown:
         self._hold(turn, [key_of(turn.hashes[each]) for each in new if each in found])
         return found
 
-    async def brought_back(
-        self, turn: Turn, at: list[int], window: int | None, answered_by_store: AnsweredByStore
-    ) -> dict[int, bytes]:
+    async def brought_back(self, turn: Turn, at: list[int], window: int | None) -> dict[int, bytes]:
         """What is put at the ends of messages; of a store that gives no answer what memory has of it."""
         if not turn.frozen:
             return self.remembered(turn, at)
         fresh = await self.found(turn, at, window)
         try:
-            return await answered_by_store(turn.tenant, self.recalled(turn, at, fresh))
+            asking = self.recalled(turn, at, fresh)
+            return await self._services.context.answered_by_store(turn.tenant, asking)
         except (LedgerError, TimeoutError) as error:
             log.warning("what is brought back cannot be kept: %s", type(error).__name__)
             self._services.telemetry.context_dropped.labels("store").inc()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import zstandard
 
-from ctxgate.gateway.errors import Kind, Refused, body_of, headers_of
+from ctxgate.gateway.errors import STOPPING, Kind, Refused, body_of, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -206,7 +206,7 @@ async def _received_in_time(receive: Receive, limit: int, stopping: Stopping) ->
                 stopping.reading.discard(idle)
     except TimeoutError as error:
         if stopping.is_set():
-            raise Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2) from error
+            raise STOPPING.fresh() from error
         message = f"Nothing of the request body came for {BODY_IDLE_S:g} seconds."
         raise Refused(Kind.REQUEST_TIMEOUT, message) from error
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ctxgate.routing.snapshot import LatencyBudget
 
 UNBOOKABLE: Final = Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
-STOPPING: Final = Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2)
 
 
 def check_time(budget: LatencyBudget, spent_us: int) -> None:

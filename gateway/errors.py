@@ -95,6 +95,9 @@ class Refused(Exception):
         return Refused(self.kind, self.message, self.param, self.retry_after_s)
 
 
+STOPPING: Final = Refused(Kind.SHUTTING_DOWN, "The gateway is shutting down.", retry_after_s=2)
+
+
 def envelope(message: str, type_: str, code: str | None, param: str | None = None) -> bytes:
     """OpenAI's error body."""
     return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})

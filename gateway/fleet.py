@@ -233,6 +233,7 @@ class Fleet:
         states: list[ReplicaState] = []
         for place, record in self.present(pools):
             health, load, hit = record.health, record.load, hits.get(place)
+            # As `Health.healthy`, but no call where a breaker is closed: for each replica of each request.
             states.append(
                 ReplicaState(
                     place[0],

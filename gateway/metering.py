@@ -9,10 +9,11 @@ import msgspec
 
 from ctxgate.compression.plan import stream_options
 from ctxgate.gateway.flow import Surface
+from ctxgate.gateway.instants import day_of
 from ctxgate.inference.chat_stream import FinishFacts, StreamTerms
 from ctxgate.inference.chunk_edit import top_level, with_first
 from ctxgate.inference.estimate import estimate_output_tokens, fill_unknown
-from ctxgate.inference.rates import format_usd
+from ctxgate.inference.rates import charge, format_usd
 from ctxgate.inference.record import Record
 from ctxgate.inference.usage import NOTHING_KNOWN, NOTHING_USED, Certainty
 from ctxgate.inference.usage_meter import UsageDialect
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.flow import Held
     from ctxgate.inference.chat_stream import StreamReader
     from ctxgate.inference.estimate import TokenRatio
+    from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
     from ctxgate.inference.usage_parse import ParsedUsage
     from ctxgate.inference.wire import Body
@@ -185,6 +187,11 @@ def prompt_count(body: Body) -> int:
         return 1  # a million token ids are told by their beginning
     prompts = body.items("prompt")
     return len(prompts) if prompts and memoryview(prompts[0])[0] in b'"[' else 1
+
+
+def charge_of(held: Held, usage: Usage) -> Charge:
+    """The price of a usage at the rates of the day the attempt was opened."""
+    return charge(usage, held.routed.pool.rates, day_of(held.attempt.opened_at_us))
 
 
 def counted(usage: Usage) -> tuple[int | None, int | None]:

@@ -29,7 +29,6 @@ from ctxgate.gateway.seen import Comparison, Seen, chunked
 from ctxgate.inference import wire
 from ctxgate.inference.rates import miss_nano
 from ctxgate.inference.template_facts import Extension
-from ctxgate.inference.usage import Certainty
 from ctxgate.routing.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
@@ -296,9 +295,8 @@ class Misses:
                 day = day_of(held.attempt.opened_at_us)
                 nano = miss_nano(prompt, cached, miss.avoidable_tokens, held.routed.pool.rates, day)
                 miss = replace(miss, avoidable_nano=nano)
-        answer = usage.output.value if usage.output.certainty is Certainty.MEASURED else None
         sent, chunks = seen.sent, seen.lead.chunks
-        counts = {"prompt": prompt, "answer": answer or 0, "now_us": now_us}
+        counts = {"prompt": prompt, "answer": usage.output.reported or 0, "now_us": now_us}
         if there:
             self.index.learn(place, sent.chain, sent.sizes, cached=cached, chunks=chunks, **counts)
         else:

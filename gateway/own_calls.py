@@ -18,10 +18,9 @@ from ctxgate.gateway.edge import Reply
 from ctxgate.gateway.errors import Refused
 from ctxgate.gateway.flow import Allowed, Identified, Planned, Surface, Task
 from ctxgate.gateway.inbound import read_inbound
-from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import OWN_ORGANISATION
+from ctxgate.gateway.metering import charge_of
 from ctxgate.gateway.pipeline import Pipeline
-from ctxgate.inference.rates import charge
 
 if TYPE_CHECKING:
     from ctxgate.gateway.config import Model
@@ -44,11 +43,10 @@ class Cost:
 
     def count(self, answered: Answered) -> None:
         """Add an answered call."""
-        usage, held = answered.usage, answered.held
-        day = day_of(held.attempt.opened_at_us)
+        usage = answered.usage
         self.calls += 1
         self.tokens += (usage.prompt or 0) + (usage.output.value or 0)
-        self.nano += charge(usage, held.routed.pool.rates, day).total or 0
+        self.nano += charge_of(answered.held, usage).total or 0
 
 
 class Listener:

@@ -30,8 +30,8 @@ from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.cache_salt import strictest
 from ctxgate.gateway.context_level import Mode, mode_of
 from ctxgate.gateway.context_turn import Shaped
-from ctxgate.gateway.endings import STOPPING, UNBOOKABLE, check_time, last_word
-from ctxgate.gateway.errors import Kind, Refused
+from ctxgate.gateway.endings import UNBOOKABLE, check_time, last_word
+from ctxgate.gateway.errors import STOPPING, Kind, Refused
 from ctxgate.gateway.flow import Allowed, Held, Planned, Surface
 from ctxgate.gateway.inbound import check_engine_fields
 from ctxgate.gateway.layout import Laid

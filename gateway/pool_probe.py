@@ -18,7 +18,6 @@ from ctxgate.inference.client import UpstreamFailed
 from ctxgate.inference.engine_load import EngineLoad
 from ctxgate.inference.template_facts import Extension, Findings, Verdict
 from ctxgate.inference.template_probe import Complete, Detokenize, Render, Told
-from ctxgate.inference.usage import Certainty
 
 if TYPE_CHECKING:
     from ctxgate.gateway.config import Model
@@ -164,9 +163,8 @@ class _Examination:
         usage = answered.usage
         if usage.prompt is None:
             return Told()
-        known = usage.cached.certainty is Certainty.MEASURED
         self._cost.count(answered)
-        return Told(prompt=usage.prompt, cached=usage.cached.value if known else None)
+        return Told(prompt=usage.prompt, cached=usage.cached.reported)
 
 
 def _token_ids(value: object) -> tuple[int, ...] | None:

@@ -33,14 +33,14 @@ from ctxgate.gateway.attempt import Attempt
 from ctxgate.gateway.context_terms import asked_output
 from ctxgate.gateway.context_tool import without_tool
 from ctxgate.gateway.edge import JSON
-from ctxgate.gateway.endings import STOPPING, UNBOOKABLE, check_time, last_word
-from ctxgate.gateway.errors import Kind, Refused, body_of
+from ctxgate.gateway.endings import UNBOOKABLE, check_time, last_word
+from ctxgate.gateway.errors import STOPPING, Kind, Refused, body_of
 from ctxgate.gateway.flow import Planned
-from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.ledger import LOOK_UP, Outcome
 from ctxgate.gateway.merged_reply import MergedReply
+from ctxgate.gateway.metering import charge_of
 from ctxgate.gateway.recall_answers import RecallAnswers
-from ctxgate.inference import rates, wire
+from ctxgate.inference import wire
 from ctxgate.inference.call_filter import ENDS
 from ctxgate.inference.expand import expanded
 
@@ -107,7 +107,7 @@ class RecallRounds:
                     await self.reply.finish()  # its client has been told why
                     return
                 self._used += answered.usage.output.value or 0
-                self.reply.paid(answered.usage, _price(answered))
+                self.reply.paid(answered.usage, charge_of(answered.held, answered.usage).total)
                 body = await self._round()
                 if self._is_over():
                     return
@@ -267,12 +267,6 @@ class RecallRounds:
         rounds = HiddenRounds(tuple(self._before), self._said, self._thought, tuple(calls), tuple(after))
         identity = identity_of(self._said + reply.spoken.text, reply.spoken.calls)
         await self._services.context.tool.keep(self._turn, identity, rounds)
-
-
-def _price(answered: Answered) -> int | None:
-    """What an attempt cost, in nano-dollars, as it is booked."""
-    held = answered.held
-    return rates.charge(answered.usage, held.routed.pool.rates, day_of(held.attempt.opened_at_us)).total
 
 
 def _options(body: Body, output_used: int) -> dict[str, bytes]:

@@ -243,13 +243,6 @@ class Hearing:
         return self._found
 
 
-def spoken_in(events: bytes) -> Spoken:
-    """What whole events of a stream said, of its first choice."""
-    hearing = Hearing()
-    hearing.take(events)
-    return hearing.spoken()
-
-
 def spoken_of(message: dict[str, Any]) -> Spoken:
     """What the message of a whole answer says."""
     found = Spoken()

@@ -39,8 +39,6 @@ _MAX_DOCUMENT_BYTES: Final = 2**24
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # it may answer otherwise the next time
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
 _ABORT_TIMEOUT_S: Final = 5.0
-
-
 _ERRORS: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 

@@ -33,6 +33,11 @@ class Count(Record, frozen=True):
         if self.value is not None and self.value < 0:
             raise ValueError("a token count is never negative")
 
+    @property
+    def reported(self) -> int | None:
+        """The value, where the engine told it; None where it is estimated or unknown."""
+        return self.value if self.certainty is Certainty.MEASURED else None
+
 
 UNKNOWN: Final = Count(None, Certainty.UNKNOWN)
 

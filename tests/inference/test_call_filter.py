@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctxgate.inference.call_filter import CallFilter, Hearing, Spoken, spoken_in, spoken_of, take_calls
+from ctxgate.inference.call_filter import CallFilter, Hearing, Spoken, spoken_of, take_calls
+from support.hearing import spoken_in
 from support.upstream import event_bytes
 
 TOOL = "context_recall"

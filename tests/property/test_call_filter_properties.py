@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxgate.inference.call_filter import CallFilter, spoken_in
+from ctxgate.inference.call_filter import CallFilter
+from support.hearing import spoken_in
 from support.upstream import event_bytes
 
 TOOL = "context_recall"
