@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODEL: Final = ROOT / "inference/assets/tiny"
+START: Final = {"PYTHONPATH": str(Path(__file__).resolve().parent / "engine_start")}
+"""Environment of every engine: workers that wait without keeping others off their core."""
 SERVED_NAME: Final = "tiny"
 BLOCK_SIZE: Final = 32  # CPU attention wants multiples of 32
 READY_S: Final = 300.0
@@ -164,7 +166,7 @@ def _process(python: Path, folder: Path, spec: Spec) -> Iterator[tuple[Engine, s
 
 def _environment(core: int) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
-    return {
+    return START | {
         "VLLM_CPU_OMP_THREADS_BIND": str(cores[core % len(cores)]),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",

@@ -53,8 +53,6 @@ USD_PER_MILLION: Final = {
 READY_S: Final = 120.0
 STOP_S: Final = 40.0
 POLL_S: Final = 0.05
-# A virtual core may stand still for a minute while both engines are busy: no server is gone because of that.
-CONNECT_S: Final = 180.0
 _URL: Final = re.compile(r"^ctxgate listening on (http://127\.0\.0\.1:\d+)$", re.MULTILINE)
 
 
@@ -94,7 +92,7 @@ class GatewayConfig:
         }
         document = {
             "store": {"sqlite": str(self.ledger)},
-            "limits": {"connect_timeout_s": CONNECT_S} | dict(self.limits),
+            "limits": dict(self.limits),
             "pools": pools,
             "models": models,
             "teams": {"research": {"organisation": "acme", "layout": self.layout, "context": self.context}},

@@ -56,7 +56,7 @@ pytestmark = pytest.mark.e2e
 TRAJECTORIES: Final = Path(__file__).parents[3] / "shared" / "trajectories"
 WINDOW: Final = 131_072  # of the engines; it ends the long session, no other one
 CONNECTIONS: Final = 64
-DRAIN_S: Final = 180  # a busy machine may take long to end an aborted call
+DRAIN_S: Final = 60  # a busy machine may take long to end an aborted call
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
 

@@ -12,7 +12,7 @@ import pytest
 
 from ctxgate.gateway.demo_servers import ctxgate_command
 from ctxgate.gateway.pool_processes import began
-from e2e.engine import MODEL, READY_S, free_port
+from e2e.engine import MODEL, READY_S, START, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def written(folder: Path, python: Path, *extra: str) -> Path:
         "device": "cpu",
         "max_model_len": 4096,
         "bind": [str(min(os.sched_getaffinity(0)))],
-        "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        "env": START | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
         "extra_args": ["--load-format", "dummy", "--dtype", "bfloat16", *extra],
         "speculative": {"method": "ngram", "tokens": 2, "lookup_max": 3},
         "python": str(python),
