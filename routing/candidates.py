@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TRIED = "tried"
 DRAINING = "draining"
 UNHEALTHY = "unhealthy"
+CROWDED = "crowded"
 
 
 class Candidate(Record, frozen=True, gc=False):
@@ -205,9 +206,10 @@ def _timed(demand: Demand, states: Iterable[ReplicaState], terms: PoolTerms, spe
         expected = wait + base + prefill
         ttft = expected + share * expected + rho
         ttft = ttft if ttft > 0.0 else 0.0  # quicker than max()
-        if work.running is not None and (told := work.running + (work.waiting or 0)) > ahead:
+        waiting = work.waiting
+        if (waiting or work.running) and (told := (work.running or 0) + (waiting or 0)) > ahead:
             ahead = told  # of all its clients
-        if work.waiting if slots is None else ahead >= slots:
+        if waiting if slots is None else ahead >= slots:
             slot = speed.slot_s(output, length, work, ahead)
             wait, ttft = wait + slot, ttft + slot
         itl = step + sequence * (1 + work.decoding) + context * (length + work.context_tokens) + itl_rho

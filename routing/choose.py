@@ -18,7 +18,9 @@ the same replica, and a lost replica moves only its own conversations, spread ov
 
 The work that waits is what balances: a prefix that many conversations share is computed anew elsewhere as
 soon as that costs less than waiting for it. Each replica is weighed alone: one that is overrun keeps no
-other from its conversations. The constants are those under which `ctxgate simulate` did best.
+other from its conversations. Where it cannot be told what waits, neither slots nor load being known, a
+replica with BOUND times the mean of its pool's open attempts gets no more (consistent hashing with bounded
+loads). The constants are those under which `ctxgate simulate` did best.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ctxgate.inference.rates import TOKENS_PER_RATE
 from ctxgate.inference.record import Record
 from ctxgate.routing.candidates import (
+    CROWDED,
     UNHEALTHY,
     Candidate,
     Candidates,
@@ -52,9 +55,11 @@ __all__ = ["Candidate", "RouteDecision", "choose", "rendezvous", "rendezvous_sco
 NEAR: Final = 1.02
 """Burdens up to so many times the least are equal; preference and time decide among them."""
 BOUND: Final = 1.25
-"""How much more than the least burden the home of an unknown conversation may have."""
+"""How much more than the least burden the home of an unknown conversation may have, and how much more than
+the mean of open attempts any replica of which it cannot be told what waits there."""
 QUIET: Final = 8
-"""So many attempts in flight keep no conversation from its home where speeds are unknown."""
+"""Fewer attempts in flight keep no conversation from its home where speeds are unknown, nor are they a
+crowd."""
 WAIT: Final = 0.8
 """The price of a second of waiting, in prices of a second of prefill. Below 1, or else a prompt whose prefix
 is being computed would go and compute it once more elsewhere."""
@@ -133,9 +138,10 @@ def choose(
     if not states:
         return None
     out += others
-    found = predict(demand, states, pools)
     if policy == CTXGATE:
-        return _decision(demand, found, pools, out)
+        states, crowded = _bounded(states, pools)
+        return _decision(demand, predict(demand, states, pools), pools, [*crowded, *out])
+    found = predict(demand, states, pools)
     ranked = BASELINES[policy](found, demand, turn)
     best, score = ranked[0]
     leaving = _leaving_nano(best, max((one for one, _ in ranked), key=_hit))
@@ -146,6 +152,34 @@ def choose(
     )
     state = best.state
     return RouteDecision(state.pool, state.name, policy, candidates, best.fits, policy, leaving)
+
+
+def _bounded(
+    states: list[ReplicaState], pools: Mapping[str, PoolTerms]
+) -> tuple[list[ReplicaState], list[Candidate]]:
+    """Those that may get more, and those that may not: they hold too many of their pool's open attempts.
+
+    Only for replicas whose queue cannot be foretold; one below the bound is left in every pool.
+    """
+    busy = [state for state in states if state.in_flight >= QUIET and _unforetold(state, pools)]
+    if not busy:
+        return states, []
+    most: dict[str, int] = {}
+    for pool in {state.pool for state in busy}:
+        loads = [state.in_flight for state in states if state.pool == pool]
+        most[pool] = ceil(BOUND * (1 + sum(loads)) / len(loads))
+    crowded = {(s.pool, s.name): s for s in busy if s.in_flight >= most[s.pool]}
+    return [state for state in states if (state.pool, state.name) not in crowded], [
+        Candidate(state.pool, state.name, 0.0, CROWDED, state.hit_tokens) for state in crowded.values()
+    ]
+
+
+def _unforetold(state: ReplicaState, pools: Mapping[str, PoolTerms]) -> bool:
+    """Whether nothing tells how long an attempt would wait there, nor that nothing waits."""
+    terms, waiting = pools.get(state.pool), state.work.waiting
+    if terms is None or terms.speed is None:
+        return waiting != 0
+    return waiting is None and terms.speed.slots is None
 
 
 def _decision(

@@ -135,12 +135,21 @@ def hashed(one: Weighed, key: bytes) -> bytes:
     return blake2b(f"{one.state.pool}\0{one.state.name}".encode(), key=key, digest_size=8).digest()
 
 
+def crowded(state: ReplicaState, among: Sequence[ReplicaState], pools: Mapping[str, PoolTerms]) -> bool:
+    terms, waiting = pools.get(state.pool), state.work.waiting
+    if terms is not None and terms.speed is not None and (terms.speed.slots is not None or waiting):
+        return False
+    loads = [one.in_flight for one in among if one.pool == state.pool]
+    most = max(QUIET, ceil(BOUND * (1 + sum(loads)) / len(loads)))
+    return waiting != 0 and state.in_flight >= most
+
+
 def ranked(
     demand: Demand, states: Sequence[ReplicaState], pools: Mapping[str, PoolTerms]
 ) -> tuple[list[Weighed], str]:
     """All that may be chosen, best first, and why."""
     healthy = [state for state in states if state.healthy] or states
-    found = [weighed(demand, state, pools) for state in healthy]
+    found = [weighed(demand, state, pools) for state in healthy if not crowded(state, healthy, pools)]
     warm = max(found, key=lambda one: one.hit)
     for one in found:
         give_key(one, demand, pools, warm)
@@ -205,7 +214,7 @@ FLEETS = st.lists(
     st.tuples(
         st.sampled_from(["one", "two", "untold"]),
         st.sampled_from([True, True, True, False]),
-        st.integers(0, 4),
+        st.integers(0, 4) | st.sampled_from([7, 8, 9, 12, 40]),
         WORKS | st.just(Work()),
         st.sampled_from([None, 4_000_000]),
         st.sampled_from([0, 0, 1_600, 9_000, 5_000_000]),

@@ -178,6 +178,36 @@ def _home(root: bytes, names: tuple[str, ...]) -> str:
     return max(names, key=lambda name: rendezvous_score(root, "standard", name))
 
 
+@pytest.mark.parametrize("speed", [replace(STANDARD_SPEED, slots=None), None])
+def test_a_hot_prefix_does_not_pile_up_where_neither_load_nor_slots_are_known(speed: Speed | None) -> None:
+    # 101 attempts of one warm prompt that none of them ends: 1.25 * 101 / 4 = 31.6, so at most 32 at one.
+    pools = {"standard": replace(STANDARD, speed=speed)}
+    loads = dict.fromkeys("abcd", 0)
+    for number in range(101):
+        fleet = [replica(name, 9_900 if loads[name] else 0, in_flight=loads[name]) for name in loads]
+        loads[chosen(ask(10_000, request=str(number)), fleet, pools)] += 1
+        if number == 7:  # so few are no crowd: they stay together
+            assert sorted(loads.values()) == [0, 0, 0, 8]
+    assert max(loads.values()) <= 32
+    assert sum(loads.values()) == 101
+
+
+def test_a_crowded_replica_is_out_and_an_engine_that_tells_of_its_load_is_not() -> None:
+    # 1.25 * (1 + 40) / 2 = 25.6: 26 may be at one. "a" holds the prompt, "b" does not.
+    pools = {"standard": replace(STANDARD, speed=replace(STANDARD_SPEED, slots=None))}
+    fleet = [replica("a", 9_900, in_flight=40), replica("b")]
+    decision = choose(ask(10_000), fleet, pools)
+    assert decision is not None
+    assert (decision.replica, decision.leaving_nano) == ("b", 0)
+    assert [(one.replica, one.excluded) for one in decision.candidates] == [("b", None), ("a", "crowded")]
+    assert chosen(ask(10_000), [replica("a", 9_900, in_flight=25), replica("b", in_flight=15)], pools) == "a"
+    told = replica("a", 9_900, in_flight=40, work=Work(running=40, waiting=0))
+    assert chosen(ask(10_000), [told, replica("b")], pools) == "a"
+    assert chosen(ask(10_000), fleet[:1], pools) == "a"  # the only one there is
+    slots = {"standard": STANDARD}  # 40 of 64: nothing waits
+    assert chosen(ask(10_000), fleet, slots) == "a"
+
+
 def test_routing_b6_b10_a_shared_system_prompt_is_replicated_under_load() -> None:
     """100 users, 4,000 tokens of shared prompt and 200 of their own, 4 replicas that remember and work."""
     known: dict[str, int] = {}
@@ -258,6 +288,16 @@ def test_where_slots_are_not_known_an_engine_with_requests_that_wait_is_full() -
     assert warm.ttft_s > 9.1 * 200 * 18e-3
     busy = replace(snapshot[0], work=replace(full, waiting=0))
     assert chosen(demand, [busy, snapshot[1]], terms) == "warm"
+
+
+def test_requests_that_wait_count_also_where_an_engine_does_not_tell_how_many_run() -> None:
+    # One runs at least where one waits: the answer of one, 200 tokens of 18.12 ms, ends first.
+    pools = {"standard": replace(STANDARD, speed=replace(STANDARD_SPEED, slots=None))}
+    told = replica("a", work=Work(waiting=1))
+    decision = choose(ask(0, 200), [told, replica("b", in_flight=5)], pools)
+    assert decision is not None
+    assert decision.replica == "b"
+    assert decision.candidates[1].ttft_s == pytest.approx(200 * (18e-3 + 0.12e-3))
 
 
 def test_a_margin_below_zero_leaves_the_choice_as_it_is() -> None:
