@@ -33,7 +33,8 @@ class Cause(Enum):
 class CallingOff:
     """Watches the time of one exchange and ends its call. `cause` is None while it may go on.
 
-    The soft limit, `until`, moves with every chunk; the hard one is set when the call is called off.
+    The soft limit, `until`, moves with every chunk, but not past the end of the time for the whole exchange;
+    the hard one is set when the call is called off.
     """
 
     def __init__(self, services: Services, held: Held, prompts: int) -> None:
@@ -43,6 +44,7 @@ class CallingOff:
         self._surface = held.routed.planned.allowed.identified.inbound.surface
         self._loop = asyncio.get_running_loop()
         self.until = 0.0
+        self._silent_until = self._last = 0.0
         self._hard: asyncio.Timeout | None = None
         self._aborter: asyncio.Task[None] | None = None
         self.cause: Cause | None = None
@@ -51,7 +53,10 @@ class CallingOff:
     def begin(self, hard: asyncio.Timeout, seconds: float) -> None:
         """The exchange starts inside `hard`, with a first soft limit."""
         self._hard = hard
-        self.until = self._loop.time() + seconds
+        now = self._loop.time()
+        self._silent_until = now + seconds
+        self._last = now + self._services.config.limits.total_timeout_s
+        self.until = min(self._silent_until, self._last)
         self._services.deadlines.add(self, self._loop)
         if self.cause is not None:
             self._end()
@@ -65,7 +70,8 @@ class CallingOff:
 
     def wait_at_most(self, seconds: float) -> None:
         """Move the soft limit."""
-        until = self._loop.time() + seconds
+        self._silent_until = self._loop.time() + seconds
+        until = min(self._silent_until, self._last)
         nearer, self.until = until < self.until, until
         if nearer:
             self._services.deadlines.sooner(self, self._loop)
@@ -73,7 +79,8 @@ class CallingOff:
     def overdue(self) -> None:
         """The soft limit has passed."""
         self._services.deadlines.discard(self)
-        if self.writing:  # it is the client that takes nothing: as good as gone, and in the way of the rest
+        if self.writing and self._silent_until <= self._loop.time():
+            # It is the client that takes nothing: as good as gone, and in the way of the rest.
             self.cause = self.cause or Cause.CLIENT_GONE
             self._leave_within(0.0)
         else:

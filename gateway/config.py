@@ -35,6 +35,7 @@ class Limits:
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 300.0
+    total_timeout_s: float = 21_600.0
     abort_drain_s: float = 10.0  # how long to wait for the usage of an aborted call
     max_attempts: int = 3  # tries of one request, the first included
 

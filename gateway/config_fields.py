@@ -95,6 +95,12 @@ IDLE: Final = Field(
     "Longest silence of a replica inside an answer.",
     _LIMITS.idle_timeout_s,
 )
+TOTAL: Final = Field(
+    "total_timeout_s",
+    seconds(7 * _DAY_SECONDS),
+    "Longest time from dispatch to the end of an answer, however steadily its bytes come.",
+    _LIMITS.total_timeout_s,
+)
 ABORT_DRAIN: Final = Field(
     "abort_drain_s",
     seconds(600),
@@ -104,7 +110,7 @@ ABORT_DRAIN: Final = Field(
 MAX_ATTEMPTS: Final = Field(
     "max_attempts", whole(1, 10), "Tries of one request, the first included.", _LIMITS.max_attempts
 )
-LIMITS_SECTION: Final = Section((MAX_BODY, CONNECT, FIRST_BYTE, IDLE, ABORT_DRAIN, MAX_ATTEMPTS))
+LIMITS_SECTION: Final = Section((MAX_BODY, CONNECT, FIRST_BYTE, IDLE, TOTAL, ABORT_DRAIN, MAX_ATTEMPTS))
 
 # pools
 _REPLICA_NAME_ABOUT: Final = "Name in the ledger, in metrics and in headers; unique within the pool."

@@ -161,6 +161,7 @@ def _limits(values: Values | None) -> Limits:
         connect_timeout_s=values[f.CONNECT],
         first_byte_timeout_s=values[f.FIRST_BYTE],
         idle_timeout_s=values[f.IDLE],
+        total_timeout_s=values[f.TOTAL],
         abort_drain_s=values[f.ABORT_DRAIN],
         max_attempts=values[f.MAX_ATTEMPTS],
     )

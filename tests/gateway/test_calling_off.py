@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ctxgate.gateway.config import Limits
 from ctxgate.gateway.ledger import Outcome
-from ctxgate.inference.usage import measured
+from ctxgate.inference.usage import Certainty, measured
 from support.behaviours import plays
 from support.gateway import HELLO, STREAM, bearer, until
 from support.upstream import by_hand
@@ -75,6 +77,80 @@ async def test_a_late_answer_is_aborted_and_what_it_used_is_booked(
     settled = (await gateway.row()).settled
     assert settled.outcome is Outcome.TIMED_OUT
     assert settled.usage.output == measured(9)
+
+
+async def trickle(exchange: Exchange) -> None:
+    """A stream that never ends, a byte of text at a time, until the gateway has had enough."""
+    exchange.head()
+    while not exchange.aborted.is_set() and not exchange.closed.is_set():
+        exchange.text("x")
+        await asyncio.sleep(0.002)  # the pace of the trickle; nothing waits for it
+
+
+async def test_a_stream_that_trickles_for_ever_is_aborted_and_its_usage_read(
+    upstream: Upstream, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(upstream, limits=Limits(total_timeout_s=0.2))
+
+    async def play(exchange: Exchange) -> None:
+        await trickle(exchange)
+        exchange.end_aborted(completion=7)
+
+    upstream.play(play)
+    answer = await gateway.post(STREAM)
+    assert [document["error"]["code"] for document in answer.documents if "error" in document] == [
+        "upstream_timeout"
+    ]
+    assert answer.body.endswith(b'"code":"upstream_timeout"}}\n\n')
+    assert b"[DONE]" not in answer.body
+    settled = (await gateway.row()).settled
+    assert (settled.outcome, settled.usage.output) == (Outcome.TIMED_OUT, measured(7))
+    await gateway.quiet()
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_a_trickle_that_no_abort_ends_is_hung_up_on_and_its_usage_estimated(
+    upstream: Upstream, start_gateway: Start, *, abort: bool
+) -> None:
+    limits = Limits(total_timeout_s=0.2, abort_drain_s=0.1)
+    gateway = await start_gateway(upstream, limits=limits, pool={"abort": abort})
+    upstream.aborts_lost = 1000
+    upstream.play(trickle)
+    answer = await gateway.post(STREAM)
+    assert answer.documents[-1]["error"]["code"] == "upstream_timeout"
+    assert b"[DONE]" not in answer.body
+    await until(upstream.calls[0].closed.is_set)
+    settled = (await gateway.row()).settled
+    assert settled.outcome is Outcome.TIMED_OUT
+    assert settled.usage.output.certainty is Certainty.ESTIMATED
+    assert settled.usage.output.value
+    await gateway.quiet()
+
+
+async def test_a_slow_client_is_not_blamed_for_the_length_of_a_stream(
+    upstream: Upstream, start_gateway: Start
+) -> None:
+    """It takes nothing at that moment, but has been silent for far less than it may be."""
+    gateway = await start_gateway(upstream, limits=Limits(total_timeout_s=0.3))
+    upstream.play(by_hand)
+    async with gateway.wire(receive_buffer=4096) as wire:
+        wire.request(body=STREAM, headers=[bearer()])
+        exchange = await upstream.next_call()
+        exchange.head()
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's transport can
+        while not exchange.closed.is_set() and not exchange.aborted.is_set():
+            exchange.text("x" * 50_000)
+            await asyncio.sleep(0.002)  # the pace of the flood; nothing waits for it
+        exchange.end_aborted(completion=77)
+        wire.writer.transport.resume_reading()  # type: ignore[attr-defined] # a socket's transport can
+        await wire.head()
+        rest = b""
+        while chunk := await wire.chunk():
+            rest += chunk
+    assert rest.endswith(b'"code":"upstream_timeout"}}\n\n')
+    settled = (await gateway.row()).settled
+    assert (settled.outcome, settled.usage.output) == (Outcome.TIMED_OUT, measured(77))
+    await gateway.quiet()
 
 
 async def test_a_body_whose_framing_breaks_ends_at_once(gateway: Gateway, upstream: Upstream) -> None:

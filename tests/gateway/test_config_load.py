@@ -59,7 +59,7 @@ def test_every_field_can_be_set() -> None:
         "listen: {host: 0.0.0.0, port: 0}\n"
         "store: {sqlite: /var/lib/ledger.db}\n"
         "limits: {max_body_mib: 3, connect_timeout_s: 0.25, first_byte_timeout_s: 90,\n"
-        "         idle_timeout_s: 30.5, abort_drain_s: 2, max_attempts: 1}\n"
+        "         idle_timeout_s: 30.5, total_timeout_s: 604800, abort_drain_s: 2, max_attempts: 1}\n"
         "docs: false\n"
         "pools:\n",
         1,
@@ -73,7 +73,7 @@ def test_every_field_can_be_set() -> None:
     config = read_text(text, {"FAST_KEY": "upstream-secret"}).config
     assert config.listen == Listen("0.0.0.0", 0)
     assert config.store == Path("/var/lib/ledger.db")
-    assert config.limits == Limits(3_145_728, 0.25, 90.0, 30.5, 2.0, 1)
+    assert config.limits == Limits(3_145_728, 0.25, 90.0, 30.5, 604_800.0, 2.0, 1)
     assert config.docs is False
     assert config.models["tiny"] == Model("tiny", ("fast",), "org/Tiny-1.5B")
     assert config.keys[0].allow_engine_fields == frozenset({"priority", "echo"})

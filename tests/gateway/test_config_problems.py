@@ -267,7 +267,15 @@ def test_engine_fields_that_do_not_exist_cannot_be_granted(written: str, message
 
 
 @pytest.mark.parametrize(
-    "limit", ["max_body_mib", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "abort_drain_s"]
+    "limit",
+    [
+        "max_body_mib",
+        "connect_timeout_s",
+        "first_byte_timeout_s",
+        "idle_timeout_s",
+        "total_timeout_s",
+        "abort_drain_s",
+    ],
 )
 @pytest.mark.parametrize("value", ["0", "-1", "0.0", ".inf", ".nan", "1e9", "null", "off", "[1]", "1_000"])
 def test_gateways_o2_zero_is_not_off_and_no_limit_can_be_unlimited(limit: str, value: str) -> None:
