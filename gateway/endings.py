@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 UNBOOKABLE: Final = Refused(Kind.LEDGER_UNAVAILABLE, "The ledger takes no requests now.", retry_after_s=2)
 
+DRAINING: Final = Refused(
+    Kind.POOL_DRAINING, "The model's servers are being drained and take nothing new.", retry_after_s=5
+)
+
 
 def check_time(budget: LatencyBudget, spent_us: int) -> None:
     """Raise `Refused` where a request's whole time is over, so that no further attempt can be in time."""
@@ -23,10 +27,15 @@ def check_time(budget: LatencyBudget, spent_us: int) -> None:
         raise Refused(Kind.LATENCY_EXCEEDED, message)
 
 
-async def last_word(attempt: Attempt | None, reply: Reply) -> None:
-    """Tell the client that no attempt succeeded: the engine's own error if there was one."""
+async def last_word(attempt: Attempt | None, reply: Reply, *, draining: bool = False) -> None:
+    """Tell the client that no attempt succeeded: the engine's own error if there was one.
+
+    `draining`: no attempt was made because every replica takes nothing new.
+    """
     if reply.gone:
         return
+    if draining:
+        raise DRAINING.fresh()
     if attempt is None:
         raise Refused(Kind.UPSTREAM_UNREACHABLE, "No replica can be chosen for this model.", retry_after_s=2)
     if attempt.refusal is None:

@@ -37,6 +37,7 @@ class Kind(Enum):
     UPSTREAM_UNREACHABLE = auto()
     UPSTREAM_TIMEOUT = auto()
     UPSTREAM_BROKEN = auto()
+    POOL_DRAINING = auto()
     LEDGER_UNAVAILABLE = auto()
     SHUTTING_DOWN = auto()
     INTERNAL = auto()
@@ -70,6 +71,7 @@ TABLE: Final[dict[Kind, Wire]] = {
     Kind.UPSTREAM_UNREACHABLE: Wire(502, "server_error", "upstream_unreachable"),
     Kind.UPSTREAM_TIMEOUT: Wire(504, "server_error", "upstream_timeout"),
     Kind.UPSTREAM_BROKEN: Wire(502, "server_error", "upstream_error"),
+    Kind.POOL_DRAINING: Wire(503, "server_error", "pool_draining"),
     Kind.LEDGER_UNAVAILABLE: Wire(503, "server_error", "ledger_unavailable"),
     Kind.SHUTTING_DOWN: Wire(503, "server_error", "shutting_down"),
     Kind.INTERNAL: Wire(500, "server_error", "internal_error"),

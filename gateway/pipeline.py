@@ -114,7 +114,8 @@ class Pipeline:
                     self.services.context.answered(answered, rounds.further if rounds else ())
                 return
             (lost if answered.connection_lost and place not in lost else tried).add(place)
-        await last_word(attempt, reply)
+        draining = attempt is None and self.services.routing.draining(allowed)
+        await last_word(attempt, reply, draining=draining)
 
     def allow(self, identified: Identified) -> Allowed:
         """The model and its pools. Raises `Refused`."""

@@ -126,6 +126,11 @@ class RoutingStage:
         self._note(routed, terms)
         return routed
 
+    def draining(self, allowed: Allowed) -> bool:
+        """Whether all replicas that may serve a request take nothing new, so that none can be chosen."""
+        present = self._services.fleet.present(self._pools(allowed))
+        return bool(present) and all(record.draining for _, record in present)
+
     def _pools(self, allowed: Allowed) -> tuple[Pool, ...]:
         """The request's pools; where a reload has taken all their replicas since, the model's present ones.
 

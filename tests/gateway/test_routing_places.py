@@ -10,6 +10,7 @@ from ctxgate.gateway.pipeline import MOST_US, microseconds
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
 from ctxgate.routing.snapshot import Speed
+from support.behaviours import plays
 from support.gateway import HELLO, STREAM, Gateway, until
 
 if TYPE_CHECKING:
@@ -78,8 +79,38 @@ async def test_a_pool_whose_window_is_too_short_serves_only_where_none_is_longer
 async def test_a_replica_that_drains_gets_nothing_new_though_it_is_the_only_one(gateway: Gateway) -> None:
     gateway.services.fleet.record("standard", "standard-0").draining = True
     answer = await gateway.post(HELLO)
-    assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
-    assert answer.header("retry-after") == "2"
+    assert (answer.status, answer.header("retry-after")) == (503, "5")
+    assert answer.error == {
+        "message": "The model's servers are being drained and take nothing new.",
+        "type": "server_error",
+        "param": None,
+        "code": "pool_draining",
+    }
+    assert await gateway.rows() == []
+
+
+async def test_a_pool_that_drains_is_left_for_another_one_that_the_model_may_use(pools: Gateway) -> None:
+    fleet = pools.services.fleet
+    for preferred, other in (("fast", "standard"), ("standard", "fast")):
+        for record in fleet.records():
+            record.draining = record.pool.name == preferred
+        for tier in ("priority", "flex"):
+            answer = await pools.post(HELLO | {"service_tier": tier})
+            assert (answer.status, answer.header("x-ctxgate-pool")) == (200, other)
+    for record in fleet.records():
+        record.draining = True
+    assert (await pools.post(STREAM)).error["code"] == "pool_draining"
+
+
+async def test_a_failed_attempt_with_only_draining_replicas_left_is_told_as_what_failed(
+    pools: Gateway, upstream: Upstream, other_upstream: Upstream
+) -> None:
+    """What drains was never asked: the client is told what the one that was asked has said."""
+    pools.services.fleet.record("fast", "fast-0").draining = True
+    upstream.default = plays(lambda exchange: exchange.respond(503, b"{}"))
+    answer = await pools.post(HELLO)
+    assert (answer.status, answer.error["code"]) == (429, "server_is_overloaded")
+    assert other_upstream.calls == []
 
 
 @pytest.mark.parametrize(
