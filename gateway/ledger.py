@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctxgate.inference.rates import Charge
     from ctxgate.inference.usage import Usage
 
-GROUPINGS: Final = ("task", "team", "pool", "model", "day", "cause")
+GROUPINGS: Final = ("task", "team", "pool", "model", "day", "cause", "class")
 """What a report may be grouped by. `EVERYTHING` gives one row over all of it."""
 
 EVERYTHING: Final = "total"

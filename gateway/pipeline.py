@@ -36,7 +36,7 @@ from ctxgate.gateway.flow import Allowed, Held, Planned, Surface
 from ctxgate.gateway.inbound import check_engine_fields
 from ctxgate.gateway.layout import Laid
 from ctxgate.gateway.layout_level import policy_of
-from ctxgate.gateway.ledger import AttemptOpened
+from ctxgate.gateway.ledger import OWN_ORGANISATION, AttemptOpened
 from ctxgate.gateway.recall_rounds import rounds_of
 from ctxgate.inference.record import Record
 from ctxgate.routing.tiers import TEAMLESS
@@ -216,7 +216,7 @@ class Pipeline:
             predicted_cached_tokens=routed.hit_tokens,
             estimated_prompt_tokens=routed.prompt_tokens,
             client_tokens=None if turn is None else turn.client_tokens,
-            job_class=identified.job_class,
+            job_class=None if key.organisation == OWN_ORGANISATION else identified.job_class,
             predicted_ttft_us=microseconds(ttft_s),
             fits=routed.decision.fits if routed.budget.bounds else None,
             policy=routed.decision.policy,

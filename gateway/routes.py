@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ctxgate.gateway.services import Services
 
 T = TypeVar("T")
-Grouping = Literal["task", "team", "pool", "model", "day", "cause"]
+Grouping = Literal["task", "team", "pool", "model", "day", "cause", "class"]
 _MOST_ROWS: Final = 10_000
 _LAST_OFFSET: Final = 2**40
 _DOCS_ASSETS: Final = "/docs/assets"

@@ -1,4 +1,4 @@
-"""`ctxgate report`: tokens and dollars by task, team, pool, model, day or cause; misses; what was saved."""
+"""`ctxgate report`: tokens and dollars by task, team, pool, model, day, cause or class; misses; savings."""
 
 from __future__ import annotations
 

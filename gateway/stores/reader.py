@@ -26,6 +26,7 @@ _GROUPS: Final = {
     "model": ("model",),
     "day": ("strftime('%Y-%m-%d', opened_at_us / 1000000, 'unixepoch')",),
     "cause": ("coalesce(miss_cause, 'no miss')",),
+    "class": ("coalesce(job_class, 'unknown')",),  # not the default one: rows of former versions have none
 }
 """What makes a group; the last one is its name, those before it say whose it is."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from typing import TYPE_CHECKING, Final
 
 from ctxgate.gateway.ledger import SchemaMismatch
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 APPLICATION_ID: Final = 0x63747867  # "ctxg", in the file's header
 MAX_LOG_PAGES: Final = 20_000  # 80 MB; the usual checkpoint comes long before, off the writer's thread
+_AGAIN_S: Final = 0.005
 
 _COUNTS: Final = ("uncached", "cached", "output", "reasoning", "written", "prompt_total")
 
@@ -154,8 +156,7 @@ def connect(path: Path, *, busy_timeout_s: float, synchronous: str) -> sqlite3.C
     connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
     try:
         _checked_version(connection, str(path))
-        if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-            raise SchemaMismatch(f"{path}: this file system does not support SQLite's WAL mode")
+        _use_wal(connection, path, busy_timeout_s)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {MAX_LOG_PAGES}")
         migrate(connection, str(path))
@@ -164,6 +165,22 @@ def connect(path: Path, *, busy_timeout_s: float, synchronous: str) -> sqlite3.C
         connection.close()
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path, busy_timeout_s: float) -> None:
+    """Switch the file to WAL mode. SQLite itself does not wait for another process that does the same."""
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_AGAIN_S)
+            continue
+        if mode != ("wal",):
+            raise SchemaMismatch(f"{path}: this file system does not support SQLite's WAL mode")
+        return
 
 
 def migrate(connection: sqlite3.Connection, name: str) -> None:
@@ -206,12 +223,17 @@ def connect_read_only(path: Path, *, busy_timeout_s: float) -> sqlite3.Connectio
     return connection
 
 
+_MARKS: Final = (
+    "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master)"
+    " FROM pragma_user_version, pragma_application_id"
+)
+"""One statement, so that all three are of one moment: another process may be creating the file."""
+
+
 def _checked_version(connection: sqlite3.Connection, name: str) -> int:
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    version, application, tables = connection.execute(_MARKS).fetchone()
     if application != APPLICATION_ID and (tables or version or application):
         raise SchemaMismatch(f"{name}: this SQLite file is not a ctxgate ledger")
     if version > VERSION:
         raise SchemaMismatch(f"{name}: ledger of version {version}; this program knows up to {VERSION}")
-    return version
+    return int(version)

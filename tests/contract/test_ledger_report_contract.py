@@ -22,6 +22,7 @@ GROUPED = {
     "model": [("large", 1, 1, 42), ("small", 2, 3, 126)],
     "day": [("2026-11-30", 2, 3, 126), ("2026-12-01", 1, 1, 42)],
     "cause": [("no miss", 3, 4, 168)],
+    "class": [("batch", 1, 1, 42), ("unknown", 2, 3, 126)],
     EVERYTHING: [("total", 3, 4, 168)],
 }
 
@@ -42,6 +43,7 @@ async def spread(ledger: Ledger) -> None:
                 model="large",
                 pool="standard",
                 opened_at_us=NOON_US + DAY_US,
+                job_class="batch",
             ),
             settled("a4"),
         ),
