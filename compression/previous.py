@@ -9,12 +9,12 @@ hold several.
 Where a prompt is sent again for another task or to another model, both have the same messages. The request
 before is then the one of the same task, even where another one is longer.
 
-What is kept is bounded: outlines by their elements, bodies by their bytes and their number.
+What is kept is bounded: outlines by their elements, bodies by their bytes and their number, and
+the hashes of what leads to a request by their number.
 """
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ctxgate.compression.recent import Recent
@@ -36,7 +36,7 @@ BODIES: Final = 1024
 """Bodies that are kept at most, however short. Many small conversations would fill the memory with what
 parsing them made, far more than their bytes; those beyond are compared by digests."""
 
-_CONVERSATIONS: Final = 200_000  # names that lead to one
+_KEYS: Final = 200_000  # that lead to a request, of all conversations together, at some 90 bytes each
 _ELEMENT_BYTES: Final = 96  # that a parsed body takes for each element, beside its bytes
 _FIRST: Final = 4
 _WALK: Final = 256  # messages that two requests of one conversation lie apart at most
@@ -75,11 +75,11 @@ class _Kept(NamedTuple):
 class Previous:
     """The last request of each conversation, per tenant. Belongs to one event loop."""
 
-    def __init__(self, elements: int = ELEMENTS, body_bytes: int = BODY_BYTES) -> None:
+    def __init__(self, elements: int = ELEMENTS, body_bytes: int = BODY_BYTES, keys: int = _KEYS) -> None:
         self._requests: Recent[bytes, Before] = Recent(elements, lambda before: len(before.outline) + 8)
         least = body_bytes // BODIES
         self._bodies: Recent[bytes, _Kept] = Recent(body_bytes, lambda kept: max(kept.weight, least))
-        self._names: Recent[tuple[str, bytes | str], bytes] = Recent(4 * _CONVERSATIONS)
+        self._names: Recent[int, bytes] = Recent(keys)
 
     def find(self, owner: Owner, sent: Sent) -> Before | None:
         """The request before this one; None for a conversation's first, or where it is forgotten."""
@@ -154,14 +154,18 @@ class Previous:
         self._bodies.put(name, kept)
         keys: list[bytes | str] = [sent.chain[-1], *outline.last(2, 2), *outline.last(1, 1), owner.task]
         for key in keys:
-            self._names.put((owner.tenant, key), name)
+            self._names.put(hash((owner.tenant, key)), name)
 
     def _named(self, tenant: str, keys: Iterable[bytes | str]) -> Iterator[tuple[bytes | str, Before]]:
         """The requests that these keys lead to, in the keys' order; each with its key."""
-        for key in self._names.known(zip(repeat(tenant), keys, strict=False)):
-            name = self._names.get(key)
-            if name is not None and (before := self._requests.get(name)) is not None:
-                yield key[1], before
+        whose = f"{tenant}/".encode()
+        for key in keys:
+            name = self._names.get(hash((tenant, key)))
+            # Two keys may have one hash, if hardly ever; nobody is told of another tenant's request for that.
+            if name is None or not name.startswith(whose):
+                continue
+            if (before := self._requests.get(name)) is not None:
+                yield key, before
 
 
 def goes_on(before: Before, outline: Outline) -> bool:

@@ -12,6 +12,7 @@ is remembered, so that the next one of its conversation only adds to it.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import Counter
 from itertools import repeat
@@ -377,7 +378,7 @@ def _held(one: Outline, two: Outline, at: int) -> int:
 
 def _role(message: msgspec.Raw) -> str:
     try:
-        return _MESSAGE.decode(message).role
+        return sys.intern(_MESSAGE.decode(message).role)  # of many messages, few roles
     except (msgspec.DecodeError, UnicodeDecodeError):  # no object, or its role is no string
         return ""
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 QUIET: Final = 0.1  # share of the machine that others may use without spoiling times
+FILLING: Final = 60_000
+"""Requests before the memory run. What is remembered of conversations is bounded; here the bounds are met."""
 OWN: Final = (FLOOR, CTXGATE, SAFE)
 OWN_NAMES: Final = frozenset(spec.name for spec in OWN)
 
@@ -44,6 +46,7 @@ class Plan:
     rounds: int
     seconds: float
     memory_requests: int
+    memory_filling: int
     starts: int
     planning: bool = True
     background: bool = True
@@ -143,8 +146,9 @@ def _measure_rows(bench: Bench, plan: Plan, running: Sequence[Running], results:
 def _measure_memory(bench: Bench, plan: Plan, running: Sequence[Running], results: Results) -> None:
     for one in running:
         if plan.memory_requests and one.name in OWN_NAMES:
-            _progress(f"memory over {plan.memory_requests:,} requests: {one.name}")
-            results.memory[one.name] = bench.memory(one, plan.memory_requests, clients=64)
+            requests, filling = plan.memory_requests, plan.memory_filling
+            _progress(f"memory over {requests:,} requests after {filling:,}: {one.name}")
+            results.memory[one.name] = bench.memory(one, requests, clients=64, filling=filling)
 
 
 def _measure_planning(plan: Plan, results: Results) -> None:
@@ -203,6 +207,7 @@ def make_plan(args: argparse.Namespace, specs: tuple[Spec, ...], rows: tuple[Row
         rounds=1 if args.quick else args.rounds,
         seconds=0.2 if args.quick else args.seconds,
         memory_requests=memory,
+        memory_filling=200 if args.quick else FILLING,
         starts=1 if args.quick else 3,
         planning=plans,
         background=behind,

@@ -64,7 +64,13 @@ class Results:
                 for row, systems in self.cells.items()
             },
             "memory_mb": {
-                name: {"requests": run.requests, "start": run.at_start, "marks": run.marks, "peak": run.peak}
+                name: {
+                    "filling": run.filling,
+                    "requests": run.requests,
+                    "start": run.at_start,
+                    "marks": run.marks,
+                    "peak": run.peak,
+                }
                 for name, run in self.memory.items()
             },
             "rss_mb": {
@@ -147,7 +153,7 @@ def bars(results: Results, system: str = "ctxgate") -> list[Bar]:
         ),
         Bar("32 paced streams: added chunk delay p99 / floor", chunk, 2.0, 1.2, True),
         Bar("memory after the memory run", end, 200, 120, True, "MB"),
-        Bar("memory growth over the last three quarters of it", growth, 1.1, 1.03, True),
+        Bar("memory growth over the memory run", growth, 1.1, 1.03, True),
         Bar("start to first answered request", start, 2.0, 1.0, True, "s"),
         *_planning_bars(results.planning),
         *(
@@ -330,9 +336,10 @@ def _memory(results: Results) -> list[str]:
         head = ("system", "RSS MB at start", "peak of the run", "end", "start to first answer s")
         parts += [table(head, lines), ""]
     for name, run in results.memory.items():
-        marks = ", ".join(f"{mark:.1f}" for mark in run.marks)
-        text = f"Memory of {name} over {run.requests:,} requests: {run.at_start:.1f} MB before, then {marks}"
-        parts += [f"{text} MB; peak {run.peak:.1f}.", ""]
+        filled, *marks = [f"{mark:.1f}" for mark in run.marks]
+        text = f"Memory of {name}: {run.at_start:.1f} MB before, {filled} after {run.filling:,} requests"
+        text += f", then, over {run.requests:,} more, {', '.join(marks)} MB; peak {run.peak:.1f}."
+        parts += [text, ""]
     return parts
 
 

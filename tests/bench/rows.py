@@ -96,11 +96,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """Resident memory of a system in MB along many requests, and CPU and rate over all of them."""
+    """Resident memory of a system in MB along many requests, after others have filled what it remembers."""
 
+    filling: int  # requests before
     requests: int
     at_start: float
-    marks: tuple[float, ...]  # after each part
+    marks: tuple[float, ...]  # after the filling, and after each part
     peak: float
     errors: int
 
@@ -171,17 +172,21 @@ class Bench:
             post(self.mock.port, "/mock/pace?ms=0")
         return found.sample(cpu_s)
 
-    def memory(self, system: Running, requests: int, clients: int, parts: int = 4) -> MemoryRun:
-        """Many small streams; memory after each part."""
+    def memory(
+        self, system: Running, requests: int, clients: int, *, filling: int = 0, parts: int = 4
+    ) -> MemoryRun:
+        """Many small streams; memory after each part. Those that fill what is remembered come before."""
         row = Row("memory", SIZES["4k"], True, clients)
         start = measure.rss_mb(system.process.pid)
         marks: list[float] = []
         errors = 0
-        for _ in range(parts):
-            found = self._load(system, row, requests=requests // parts, seconds=LOAD_TIMEOUT_S, paced=False)
-            errors += found.errors
+        for count in (filling, *[requests // parts] * parts):
+            if count:
+                found = self._load(system, row, requests=count, seconds=LOAD_TIMEOUT_S, paced=False)
+                errors += found.errors
             marks.append(measure.rss_mb(system.process.pid))
-        return MemoryRun(requests, start, tuple(marks), measure.peak_mb(system.process.pid), errors)
+        peak = measure.peak_mb(system.process.pid)
+        return MemoryRun(filling, requests, start, tuple(marks), peak, errors)
 
     def _body(self, row: Row) -> Path:
         path = self.folder / f"body-{row.size}-{int(row.stream)}-{row.traffic}.json"
