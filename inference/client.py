@@ -22,19 +22,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 import msgspec
 
-from ctxgate.inference.connections import READ_BUFFER, Connector, ShortCalls
+from ctxgate.inference.connections import READ_BUFFER, Calls, Connector
 from ctxgate.inference.engine_load import LOAD_HEADER, of_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aiohttp.abc import AbstractStreamWriter
-
     from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.wire import Pieces
 
-_JOINED_UP_TO: Final = 2**16
-_FIRST_PIECE: Final = 64
 _MAX_DOCUMENT_BYTES: Final = 2**24
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})  # it may answer otherwise the next time
 _ABORT_PATH: Final = "/inference/v1/abort_requests"
@@ -162,30 +158,6 @@ def _unread(content: aiohttp.StreamReader) -> bytes:
     return content.read_nowait()
 
 
-class _InPieces(aiohttp.payload.Payload):
-    """A body of known length, written piece by piece.
-
-    aiohttp joins the headers with the first piece; that one is kept short, so that a long body goes
-    to the socket without being copied.
-    """
-
-    _value: Pieces
-
-    def __init__(self, pieces: Pieces) -> None:
-        super().__init__(pieces, content_type="application/json")
-        self._size = sum(map(len, pieces))
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write every piece."""
-        first = memoryview(self._value[0])
-        for piece in (first[:_FIRST_PIECE], first[_FIRST_PIECE:], *self._value[1:]):
-            await writer.write(piece)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text; aiohttp asks for it only when it prints a payload."""
-        return b"".join(self._value).decode(encoding, errors)
-
-
 class UpstreamClient:
     """Keep-alive connections to every replica, shared by all requests of this process.
 
@@ -202,7 +174,7 @@ class UpstreamClient:
             read_bufsize=READ_BUFFER,
             skip_auto_headers=("user-agent", "accept-encoding"),
         )
-        self._short = ShortCalls(self._session, timeout)
+        self._calls = Calls(self._session, timeout)
 
     @property
     def ready(self) -> bool:
@@ -211,10 +183,8 @@ class UpstreamClient:
 
     async def open(self, url: str, body: Pieces, headers: Mapping[str, str]) -> UpstreamResponse:
         """POST `body` and return at the response's headers. Raises `Unreachable` or `Dropped`."""
-        if sum(map(len, body)) > _JOINED_UP_TO:
-            return await self._exchange("POST", url, headers, _InPieces(body))
         try:
-            message, content, connection = await self._short.post(url, b"".join(body), headers)
+            message, content, connection = await self._calls.post(url, body, headers)
         except _ERRORS as error:
             raise _failure(error) from error
         return UpstreamResponse(message.code, message.headers, content, connection.close)
@@ -228,7 +198,7 @@ class UpstreamClient:
         """GET a small document: (status, its bytes). Raises `UpstreamFailed`."""
         try:
             async with asyncio.timeout(timeout_s):
-                async with await self._exchange("GET", url, headers) as response:
+                async with await self._asked(url, headers) as response:
                     return response.status, await response.body(_MAX_DOCUMENT_BYTES)
         except TimeoutError as error:
             raise Dropped("no answer in time") from error
@@ -263,13 +233,9 @@ class UpstreamClient:
         await self._session.close()
         await asyncio.sleep(0)  # let the transports' close callbacks run
 
-    async def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], data: _InPieces | None = None
-    ) -> UpstreamResponse:
+    async def _asked(self, url: str, headers: Mapping[str, str]) -> UpstreamResponse:
         try:
-            response = await self._session.request(
-                method, url, data=data, headers=headers, allow_redirects=False
-            )
+            response = await self._session.get(url, headers=headers, allow_redirects=False)
         except _ERRORS as error:
             raise _failure(error) from error
         return UpstreamResponse(response.status, response.headers, response.content, response.close)

@@ -1,8 +1,8 @@
-"""Connections to the replicas: aiohttp's pool, TLS and parser, without its session for short requests.
+"""Connections to the replicas: aiohttp's pool, TLS and parser, without its session for what is posted.
 
-A `ClientSession` prepares every request for cookies, redirects, proxies, traces and uploads that go on
-while an answer comes. A call to a replica has none of these, and at the pace of short requests they are a
-third of the client's work. So a short request goes straight from the connector's pool to the socket.
+A `ClientSession` prepares every request for cookies, redirects, proxies, traces and uploads that are made
+while they are sent. A call to a replica has none of these, and at the pace of short requests they are a
+third of the client's work. So a request goes straight from the connector's pool to the socket.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aiohttp.connector import Connection
     from aiohttp.http import RawResponseMessage
 
+    from ctxgate.inference.wire import Pieces
+
 IDLE_CONNECTION_S: Final = 3.5
 READ_BUFFER: Final = 2**18
 _MOST_TARGETS: Final = 1024
+_JOINED_UP_TO: Final = 2**16  # bytes: of a longer body no copy is made
 _INFORMATIONAL: Final = range(100, 200)
 
 
@@ -95,8 +98,12 @@ class _Target:
         )
 
 
-class ShortCalls:
-    """POST requests whose body goes out in one write."""
+class Calls:
+    """POST requests whose body is there when they are sent.
+
+    A body waits in the transport's buffer until the replica takes it, which costs nothing: the buffer holds
+    the very pieces, which their request holds as long as it is open.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
         connector = session.connector
@@ -108,7 +115,7 @@ class ShortCalls:
         self._targets: dict[str, _Target] = {}
 
     async def post(
-        self, url: str, body: bytes, headers: Mapping[str, str]
+        self, url: str, body: Pieces, headers: Mapping[str, str]
     ) -> tuple[RawResponseMessage, aiohttp.StreamReader, Connection]:
         """Send a request: the answer's head, its body, and the connection, which the body's end gives back.
 
@@ -119,14 +126,16 @@ class ShortCalls:
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if fields.count("\n") != len(headers) or fields.count("\r") != len(headers) or "\0" in fields:
             raise ValueError("a header has a line break or a null character")
-        head = f"{target.start}{fields}Content-Length: {len(body)}\r\n\r\n".encode()
+        size = sum(map(len, body))
+        head = f"{target.start}{fields}Content-Length: {size}\r\n\r\n".encode()
+        parts = [b"".join((head, *body))] if size <= _JOINED_UP_TO else [head, *body]
         connection = await self._connector.connect(target.request, [], self._timeout)
         try:
-            message, payload = await _asked(connection, head + body)
+            message, payload = await _asked(connection, parts)
         except BaseException:
             connection.close()
             raise
-        payload.on_eof(connection.release)
+        payload.on_eof(partial(_give_back, connection))
         return message, payload, connection
 
     def _new_target(self, url: str) -> _Target:
@@ -136,13 +145,23 @@ class ShortCalls:
         return target
 
 
-async def _asked(connection: Connection, request: bytes) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+def _give_back(connection: Connection) -> None:
+    """To the pool, unless a part of the request is still to be sent: the answer came before all of it."""
+    if (transport := connection.transport) is not None and transport.get_write_buffer_size():
+        connection.close()
+    else:
+        connection.release()
+
+
+async def _asked(
+    connection: Connection, request: Sequence[bytes | memoryview]
+) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
     """Write a request and wait for the head of its answer."""
     protocol = connection.protocol
     if protocol is None or protocol.transport is None:
         raise aiohttp.ClientConnectionResetError("the connection closed before the request was sent")
     protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=READ_BUFFER)
-    protocol.transport.write(request)
+    protocol.transport.writelines(request)
     while True:
         try:
             message, payload = await protocol.read()

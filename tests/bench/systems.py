@@ -206,7 +206,11 @@ def prepare_ctxgate(place: Place, layout: str = "off") -> Launch:
 
 
 def ctxgate_yaml(place: Place, digest: str, layout: str) -> str:
-    """A key with a team, a priced pool, the SQLite ledger; what is not named is what users get."""
+    """A key with a team, a priced pool, the SQLite ledger; what is not named is what users get.
+
+    Without a layout there is no compaction either: both are what no other gateway does.
+    """
+    context = ", context: {compaction: off}" if layout == "off" else ""
     return f"""\
 listen: {{host: 127.0.0.1, port: {place.port}}}
 store: {{sqlite: "{place.folder / "ledger.db"}"}}
@@ -222,7 +226,7 @@ pools:
 models:
   {MODEL}: {{pools: [standard]}}
 teams:
-  bench: {{organisation: bench, layout: "{layout}"}}
+  bench: {{organisation: bench, layout: "{layout}"{context}}}
 keys:
   - {{id: bench, team: bench, sha256: {digest}}}
 """

@@ -273,3 +273,41 @@ async def test_a_header_cannot_bring_another_one(
     with pytest.raises(ValueError, match="header"):
         await client.open(upstream.url + PATH, BODY, {"x-one": value})
     assert upstream.accepted == 0
+
+
+async def test_a_connection_is_not_used_again_while_a_body_is_still_to_be_sent(
+    client: UpstreamClient,
+) -> None:
+    """A server that has read the head and answers at once: the next request would stand behind that body."""
+    paths: list[bytes] = []
+
+    async def answers_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        paths.append(head.split(b" ", 2)[1])
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        await over.wait()  # reads no more
+        writer.close()
+
+    over = asyncio.Event()
+    server = await asyncio.start_server(answers_early, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    long = (b"[", memoryview(b"0," * 2**24), b"0]")  # more than the sockets' buffers hold
+    for path in ("/first", "/second"):
+        async with asyncio.timeout(30), await client.open(url + path, long, {}) as response:
+            assert (response.status, await response.body(100)) == (413, b"no")
+    over.set()
+    server.close()
+    assert paths == [b"/first", b"/second"]
+
+
+@pytest.mark.parametrize("size", [2**16 - 4, 2**16, 2**22])
+async def test_a_body_in_pieces_arrives_as_one(client: UpstreamClient, upstream: Upstream, size: int) -> None:
+    pieces = (b'{"model":"m","', memoryview(b"ab" * (size // 2)), b'":1}')
+    for _ in range(2):
+        async with await client.open(upstream.url + PATH, pieces, {}) as response:
+            assert response.status == 200
+            await response.body(2**20)
+    assert [call.body for call in upstream.calls] == [b"".join(pieces)] * 2
+    assert {call.header("content-length") for call in upstream.calls} == {str(len(b"".join(pieces)))}
+    assert upstream.accepted == 1
