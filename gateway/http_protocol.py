@@ -32,6 +32,9 @@ MAX_HEAD_BYTES: Final = 2**18
 HEAD_TIMEOUT_S: Final = 60.0
 # While a request is answered, so many more are read: a client's going is seen only where it is read from.
 MAX_PIPELINED: Final = 8
+# Bytes of a body that wait to be taken before no more are read. uvicorn's 64 KiB would take a conversation of
+# a hundred thousand tokens in seven steps, each a turn of the event loop and a copy.
+MOST_WAITING: Final = 2**20
 _OF_AN_UPGRADE: Final = (b"upgrade", b"connection", b"http2-settings")
 
 
@@ -90,6 +93,16 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body came; it waits until the application takes it."""
+        cycle = self.cycle
+        if self._upgrades() or cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > MOST_WAITING:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """The request is whole, unless it was only the head of one that offered an upgrade."""

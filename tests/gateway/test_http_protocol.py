@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ctxgate.gateway.http_protocol import MAX_PIPELINED, HttpProtocol
+from ctxgate.gateway.http_protocol import MAX_PIPELINED, MOST_WAITING, HttpProtocol
 from ctxgate.gateway.ledger import Outcome
 from support.client import CHAT
 from support.gateway import HELLO, STREAM, bearer, until
@@ -130,6 +130,23 @@ async def test_no_more_than_a_few_requests_are_read_ahead(gateway: Gateway, upst
         exchange.answer()
         for _ in range(MAX_PIPELINED + 2):
             assert (await wire.answer()).status == 200
+
+
+async def test_a_body_is_read_without_a_pause_until_much_of_it_waits(gateway: Gateway) -> None:
+    body = b'{"messages": "' + b"x" * 2 * MOST_WAITING + b'"}'
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: {bearer()[1]}\r\ncontent-length: {len(body)}"
+    async with gateway.wire() as wire:
+        wire.send(head.encode() + b"\r\n\r\n")
+        await until(lambda: gateway.state.tasks)
+        connection = only_connection(gateway)
+        paused = []
+        for start in range(0, len(body), MOST_WAITING // 2):  # the request's task does not run meanwhile
+            connection.data_received(body[start : start + MOST_WAITING // 2])
+            paused.append(connection.flow.read_paused)
+        answer = await wire.answer()
+        assert not connection.flow.read_paused
+    assert paused == [False, False, True, True, True]
+    assert (answer.status, answer.error["param"]) == (400, "messages")
 
 
 @pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"])
