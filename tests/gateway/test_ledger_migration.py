@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from ctxgate.gateway.ledger import AttemptOpened, AttemptSettled
 
+pytestmark = pytest.mark.integration
+
 OLD: Final = 4
 STATEMENTS: Final = 9
 """What a migration from version 4 executes: its beginning, a look at the version, four columns, two marks in

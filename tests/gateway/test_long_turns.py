@@ -87,6 +87,7 @@ def refuse(reason: str) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 30_000], ids=["as it is", "compacted"])
+@pytest.mark.integration
 async def test_routing_h4_no_step_does_work_for_all_messages_of_a_long_history(window: int | None) -> None:
     forms = Forms(SlowStore())
     layout = LayoutStage(forms, refuse)

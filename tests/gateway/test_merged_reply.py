@@ -72,6 +72,7 @@ async def test_a_cost_that_is_unknown_makes_the_sum_unknown(first: int | None, s
     assert told["prompt_tokens"] == 2 * usage()["prompt_tokens"]
 
 
+@pytest.mark.integration
 async def test_a_long_answer_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it said is needed at its end; read all at once, a long one would hold up everybody."""
     sizes: list[int] = []

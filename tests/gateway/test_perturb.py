@@ -250,6 +250,7 @@ print(json.dumps([changed.messages, changed.tools]))
 """
 
 
+@pytest.mark.integration
 def test_bytes_are_the_same_in_every_process() -> None:
     sent = [
         subprocess.run(

@@ -58,6 +58,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not REPAIR.exists(), reason="the recorded sessions lie outside the repository")
+@pytest.mark.integration
 def test_a_recorded_session_counts_the_same_both_ways() -> None:
     counter, whole = PromptCounter(), PromptRenderer()
     for turn in read_session(REPAIR).turns():

@@ -45,6 +45,7 @@ def session(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.integration
 def test_the_table_of_the_long_session_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     path = TRAJECTORIES / "coding-long-a.jsonl"
     if not path.exists():

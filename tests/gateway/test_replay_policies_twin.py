@@ -67,6 +67,7 @@ def test_the_command_compares_and_says_what_it_measured(
     assert "--twin goes with --policies" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 async def test_a_session_that_is_never_compacted_cannot_be_compared() -> None:
     with pytest.raises(Unplayable, match="no policy has compacted"):
         await compare(steady(2), RATES, (), 2)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 import zmq
 import zmq.asyncio
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from ctxgate.inference.kv_events import Batch
+
+pytestmark = pytest.mark.integration
 
 PATIENT = Waits(replay_s=30.0, silence_s=30.0)
 HASTY = Waits(replay_s=0.05, silence_s=30.0)

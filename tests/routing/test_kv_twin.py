@@ -108,6 +108,7 @@ class Played:
 
 
 @pytest.mark.parametrize("keeps_answers", [False, True])
+@pytest.mark.integration
 def test_one_at_a_time_what_is_foretold_is_found(keeps_answers: bool) -> None:
     played = Played(1, keeps_answers=keeps_answers)
     played.run(250)
@@ -119,6 +120,7 @@ def test_one_at_a_time_what_is_foretold_is_found(keeps_answers: bool) -> None:
     assert played.sessions.place(PLACE).tree.strays == 0
 
 
+@pytest.mark.integration
 def test_four_at_a_time_what_is_foretold_is_mostly_found() -> None:
     played = Played(4, keeps_answers=False)
     played.run(250)

@@ -86,6 +86,7 @@ def _chosen(root: bytes, snapshot: list[ReplicaState]) -> str:
     return decision.replica
 
 
+@pytest.mark.integration
 def test_the_score_is_the_same_in_every_process() -> None:
     expected = rendezvous_score(b"root", "pool", "replica")
     assert 0 <= expected < 1
