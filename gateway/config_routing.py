@@ -22,8 +22,9 @@ LOAD: Final = Field(
     "load",
     choice(*LOAD_SOURCES),
     "Where the replicas tell their load of all clients. `metrics`: their `/metrics`, read at each health "
-    "probe, every two seconds. `header`: on each answer, by the header `endpoint-load-metrics`. `off`: only "
-    "what this gateway sent there counts.",
+    "probe, every two seconds. `header`: on each answer, by the header `endpoint-load-metrics`; vLLM has "
+    "none on a stream. `off`: only what this gateway sent there counts, and so it does where nothing was "
+    "told for ten seconds.",
     "metrics",
 )
 

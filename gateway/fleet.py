@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
 from ctxgate.compression.rules import ALL_RULES, allowed_rules
+from ctxgate.inference.engine_load import EngineLoad
 from ctxgate.inference.finding import Finding
 from ctxgate.routing import health
 from ctxgate.routing.snapshot import Knowledge, ReplicaState, Work
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
     from ctxgate.compression.rules import Rule
     from ctxgate.gateway.config import Pool, Replica
-    from ctxgate.inference.engine_load import EngineLoad
     from ctxgate.inference.probe import Probe
     from ctxgate.inference.template_facts import Findings
     from ctxgate.routing.prefix_index import Place
 
+LOAD_COUNTS_US: Final = 10_000_000
+"""So long counts what a replica told of its load: five readings of metrics; streams of vLLM tell none."""
 _STARTED_AT_NS: Final = time.time_ns() - time.monotonic_ns()
 
 
@@ -46,7 +48,7 @@ class ReplicaRecord:
     a probe found, by served model name. `settling_until_us`: until then it is worth waiting for a probe.
     `asked`: it has been asked for its models, whatever it told.
     `started`: how often a probe found it down; what it is afterwards may be another engine. `load`: what
-    it last told of its load, of all its clients. `draining`: it takes nothing new.
+    it last told of its load, of all its clients, and `load_us` when. `draining`: it takes nothing new.
 
     Its own open attempts: `in_flight` counts them, `prefill_tokens` sums the uncached tokens of those
     without a first token and `prefill_pairs` new (length - new / 2) over them, `decoding` counts the others,
@@ -69,6 +71,7 @@ class ReplicaRecord:
     asked: bool = False
     started: int = 0
     load: EngineLoad | None = None
+    load_us: int = 0
     draining: bool = False
     known_work: Work | None = None
 
@@ -286,6 +289,7 @@ class Fleet:
         """Learn what a replica tells of its load; figures that it leaves out stay as they were."""
         record = self.record(pool, replica)
         record.load = load if record.load is None else record.load.updated(load)
+        record.load_us = self.clock()
         record.changed()
 
     def ended(self, pool: str, replica: str, sign: health.Sign, root: bytes) -> None:
@@ -294,7 +298,7 @@ class Fleet:
         record.health = health.ended(record.health, sign, root, self.clock())
 
     def probed(self, pool: str, replica: str, probe: Probe) -> None:
-        """Learn from a probe; windows that it did not tell stay as they were."""
+        """Learn from a probe; windows that it did not tell stay as they were, a load for LOAD_COUNTS_US."""
         record = self.record(pool, replica)
         was_up = record.health.probe_ok
         record.health = health.probed(record.health, probe.finding)
@@ -302,6 +306,9 @@ class Fleet:
         if was_up and not record.health.probe_ok:
             record.started += 1
             record.load = None  # of an engine that is gone
+            record.changed()
+        elif record.load is not None and record.load_us + LOAD_COUNTS_US < self.clock():
+            record.load = EngineLoad(kv_tokens=record.load.kv_tokens)  # the size of its cache stays
             record.changed()
         if probe.windows:
             record.windows = probe.windows

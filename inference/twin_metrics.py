@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
+
+from ctxgate.inference.engine_load import ASK_HEADER, LOAD_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +36,19 @@ def _gauges(twin: Twin) -> dict[str, float]:
         "num_requests_waiting": twin.waiting,
         "kv_cache_usage_perc": twin.pool.usage,
     }
+
+
+def load_of(headers: Mapping[str, str], twin: Twin) -> dict[str, str]:
+    """The load beside a whole answer, in the form that its request's headers ask for; a stream has none."""
+    told = {name: float(value) for name, value in _gauges(twin).items() if name != "num_requests_running"}
+    match headers.get(ASK_HEADER, "").lower():
+        case "json":
+            return {LOAD_HEADER: f"JSON {json.dumps({'named_metrics': told})}"}
+        case "text":
+            parts = ", ".join(f"named_metrics.{name}={value}" for name, value in told.items())
+            return {LOAD_HEADER: f"TEXT {parts}"}
+        case _:
+            return {}
 
 
 def _counters(twin: Twin) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -28,7 +28,7 @@ from ctxgate.inference.twin_engine import TwinEngine, deltas
 from ctxgate.inference.twin_http import EventStream, RequestIdHeader, unless_disconnected
 from ctxgate.inference.twin_intake import Intake
 from ctxgate.inference.twin_job import Job, Vocabulary
-from ctxgate.inference.twin_metrics import exposition
+from ctxgate.inference.twin_metrics import exposition, load_of
 from ctxgate.inference.twin_profile import PROFILES, Profile
 from ctxgate.inference.twin_render import generate_request
 from ctxgate.inference.twin_replies import ChatReply, CompletionReply, Envelope, model_card
@@ -338,7 +338,7 @@ class TwinServer:
         if stream:
             return EventStream(self._chunks(generation))
         done = await unless_disconnected(request.receive, self._whole(generation))
-        return Response(status_code=499) if done is None else _json(done)
+        return Response(status_code=499) if done is None else _json(done, load_of(request.headers, self.twin))
 
     async def _whole(self, generation: _Generation) -> dict[str, Any]:
         async for _ in self._batches(generation):
@@ -381,8 +381,8 @@ async def _off_loop(size: int, render: Callable[[AskedT], PromptT], asked: Asked
     return await asyncio.to_thread(render, asked)
 
 
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def _json(body: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
 
 
 def _event(body: object) -> bytes:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ctxgate.gateway.config import Pool, Replica
+from ctxgate.gateway.fleet import LOAD_COUNTS_US, Fleet
 from ctxgate.gateway.flow import PATHS, Surface
 from ctxgate.inference.engine_load import EngineLoad
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
+from ctxgate.inference.rates import RateCard
 from ctxgate.routing.snapshot import Speed, Work
 from support.behaviours import RESET, dies_after
-from support.gateway import HELLO, MODEL, STREAM, bearer, until
+from support.gateway import HELLO, MODEL, RATES, STREAM, bearer, until
 from support.upstream import by_hand
 
 if TYPE_CHECKING:
@@ -251,17 +254,58 @@ async def test_the_load_is_read_from_each_answer_where_the_pool_says_so(
     assert the_record(gateway).load == EngineLoad(waiting=3)
 
 
+@pytest.mark.parametrize("body", [STREAM, {"model": MODEL, "prompt": "hello", "stream": True}])
+async def test_the_load_is_asked_for_and_read_beside_a_stream_too(
+    upstream: Upstream, start_gateway: Start, body: dict[str, Any]
+) -> None:
+    """vLLM tells nothing there, another engine may; what was told before stays where nothing is."""
+    gateway = await start_gateway(upstream, pool={"load": "header"})
+    told = 'endpoint-load-metrics: JSON {"named_metrics": {"num_requests_waiting": 3.0}}'
+    path = next(
+        path for path, surface in PATHS.items() if (surface is Surface.COMPLETIONS) == ("prompt" in body)
+    )
+    for head in ((told,), ()):
+        upstream.play(by_hand)
+        async with gateway.wire() as wire:
+            wire.request(path, body, headers=[bearer()])
+            exchange = await upstream.next_call()
+            assert exchange.header("endpoint-load-metrics-format") == "json"
+            exchange.head(200, "text/event-stream", *head)
+            await wire.head()
+            exchange.text("a")
+            exchange.chunk({}, "stop")
+            exchange.usage_chunk()
+            exchange.done()
+            while await wire.chunk():
+                pass
+        assert the_record(gateway).load == EngineLoad(waiting=3)
+
+
+@pytest.mark.parametrize("source", ["header", "metrics"])
+def test_a_load_of_which_nothing_more_is_heard_counts_no_longer(source: str) -> None:
+    """Else a replica that once told of a queue would be left alone, and so never tell of another."""
+    now = [5_000_000]
+    pool = Pool("p", (Replica("r", "http://r"),), RateCard(((RATES,),)), load=source)
+    fleet = Fleet({"p": pool}, lambda: now[0])
+    fleet.told_load("p", "r", EngineLoad(1, 2, 0.5, 640))
+    now[0] += LOAD_COUNTS_US
+    fleet.probed("p", "r", Probe(Finding.WELL))
+    fleet.told_load("p", "r", EngineLoad(waiting=4))
+    now[0] += LOAD_COUNTS_US
+    fleet.probed("p", "r", Probe(Finding.WELL))
+    assert fleet.record("p", "r").work() == Work(running=1, waiting=4, kv_usage=0.5)
+    now[0] += 1
+    fleet.probed("p", "r", Probe(Finding.WELL))
+    assert fleet.record("p", "r").work() == Work()
+    assert fleet.record("p", "r").load == EngineLoad(kv_tokens=640)  # its size is what it was
+
+
 async def test_no_client_can_ask_for_an_engines_load(gateway: Gateway, upstream: Upstream) -> None:
     await gateway.post(HELLO, headers=[bearer(), ("endpoint-load-metrics-format", "json")])
     assert upstream.calls[0].header("endpoint-load-metrics-format") == ""
 
 
 def test_an_engine_that_went_down_has_no_load_any_more() -> None:
-    from ctxgate.gateway.config import Pool, Replica
-    from ctxgate.gateway.fleet import Fleet
-    from ctxgate.inference.rates import RateCard
-    from support.gateway import RATES
-
     pool = Pool("p", (Replica("r", "http://r"),), RateCard(((RATES,),)))
     fleet = Fleet({"p": pool}, lambda: 0)
     fleet.told_load("p", "r", EngineLoad(1, 2, 0.5, 640))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from ctxgate.inference.engine_load import ASK_HEADER, LOAD_HEADER, EngineLoad, of_header
 from support.twin import CHAT, HELLO, TEXT, USAGE, Client, chat, serving, text
 
 if TYPE_CHECKING:
@@ -262,6 +263,26 @@ async def test_models_health_version_load_tokenize(twin: Client) -> None:
     assert answer["usage"]["prompt_tokens"] == asked["count"]
     back = await twin.ok("/detokenize", {"tokens": asked["tokens"]})
     assert back["prompt"] == "<|begin|>user\nhello there<|end|>\n<|begin|>assistant\n"
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text())])
+async def test_the_load_is_told_beside_whole_answers_where_it_is_asked_for(
+    twin: Client, path: str, body: dict[str, Any]
+) -> None:
+    told: dict[tuple[str, bool], str | None] = {}
+    named = "named_metrics."
+    for form in ("json", "TEXT", "xml", ""):
+        for stream in (False, True):
+            headers = {ASK_HEADER: form} if form else {}
+            async with twin.session.post(
+                twin.url + path, json=body | {"stream": stream}, headers=headers
+            ) as answer:
+                assert answer.status == 200
+                await answer.read()
+                told[form, stream] = answer.headers.get(LOAD_HEADER)
+    assert of_header(told["json", False] or "") == EngineLoad(waiting=0, kv_usage=0.0)
+    assert told["TEXT", False] == f"TEXT {named}num_requests_waiting=0.0, {named}kv_cache_usage_perc=0.0"
+    assert {value for way, value in told.items() if way not in {("json", False), ("TEXT", False)}} == {None}
 
 
 async def test_rendering_tells_the_tokens_and_generates_nothing(twin: Client) -> None:
