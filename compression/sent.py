@@ -196,9 +196,10 @@ class Digester:
         return self._sent(self._fields(body, salt), [self._digest(prompt)], sizes, (0, 0, None))
 
     def chunks(self, sent: Sent, messages: Sequence[msgspec.Raw], at: int) -> tuple[bytes, ...]:
-        """A hash for each leading whole chunk of a link of a chat's chain, each covering all before it.
+        """A hash for each leading whole chunk of a link of a chain, each covering all before it.
 
-        `at` is the link's place in the chain, at least 1. Of a head only the system messages have chunks:
+        `messages`: those of a chat, or the prompt of a completions request. `at` is the link's place in
+        the chain, at least 1. Of a head only the system messages have chunks:
         they are shared where all tools are the same ones, whichever a template prints first. At most
         `CHUNKS` are hashed.
         """

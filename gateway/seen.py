@@ -104,8 +104,12 @@ def chunked(digester: Digester, seen: Seen, known: int) -> bool:
         return False
     lead.asked = True
     sent, body = seen.sent, seen.body
-    if at >= len(sent.chain) or (size := sent.size_of(at)) < LONG or not body.has("messages"):
+    if at >= len(sent.chain) or (size := sent.size_of(at)) < LONG:
         return False
-    links = digester.chunks(sent, body.items("messages"), at)
+    if body.has("messages"):
+        elements = body.items("messages")
+    else:  # a completions request: its prompt is one element
+        elements = [body.get("prompt") or msgspec.Raw(b"null")]
+    links = digester.chunks(sent, elements, at)
     lead.chunks = Chunks(at, size, links) if links else None
     return bool(links)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from ctxgate.inference.engine_load import ASK_HEADER, LOAD_HEADER, of_header
 from ctxgate.inference.prompts import PromptRenderer
 from ctxgate.inference.twin_cache import extend_chain
 from e2e.engine import BLOCK_SIZE, Spec, running
@@ -208,6 +209,28 @@ def test_answers_have_the_same_shape(pair: tuple[Server, Server], path: str, bod
     read = events if streams else lambda text: text and json.loads(text)
     literal = LITERAL_HERE | RENDERED if renders else LITERAL_HERE
     assert skeleton(read(got[1]), literal) == skeleton(read(expected[1]), literal)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_load_is_told_beside_whole_answers_and_never_beside_a_stream(
+    pair: tuple[Server, Server], path: str, stream: bool
+) -> None:
+    content: dict[str, Any] = {"prompt": "hello"} if path == TEXT else {"messages": HELLO}
+    body = json.dumps(SHORT | content | {"stream": stream}).encode()
+    for server in pair:
+        headers = {"content-type": "application/json", ASK_HEADER: "json"}
+        request = urllib.request.Request(server.url + path, body, headers)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            told = answer.headers.get(LOAD_HEADER)
+            answer.read()
+        if stream:
+            assert told is None
+        else:
+            load = of_header(told)
+            assert load is not None
+            assert (load.running, load.waiting) == (None, 0)
+            assert load.kv_usage is not None
 
 
 LITERAL: Final = frozenset({"object", "finish_reason", "role", "index", "prompt_tokens", "completion_tokens"})

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ctxgate.inference.finding import Finding
 from ctxgate.inference.probe import Probe
 from ctxgate.routing.snapshot import Knowledge
 from support.behaviours import BUSY, plays
-from support.gateway import HELLO, MODEL, until
+from support.gateway import HELLO, MODEL, bearer, until
 from support.missing import answers
 from support.twin import serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    import pytest
     from msgspec import Raw
 
     from ctxgate.compression.sent import Sent
@@ -118,6 +119,39 @@ async def test_routing_b13_another_conversation_finds_the_common_part_of_a_long_
     kilobyte = prompt * 1024 // (len(common) + 680)
     assert cached - kilobyte - 32 <= expected <= cached + 32
     assert three.header("x-ctxgate-miss") == ""
+
+
+@pytest.mark.parametrize("form", ["text", "list of one", "tokens"])
+async def test_routing_d4_completions_find_the_common_part_of_a_long_prompt(
+    start_gateway: Start, form: str
+) -> None:
+    """Of another task, and of the same one that has grown: to the kilobyte, as for a chat."""
+    common = "".join(f"Rule {number}: be brief and kind. " for number in range(150))
+
+    def asks(tail: str) -> dict[str, object]:
+        prompt: object = common + tail
+        if form == "list of one":
+            prompt = [prompt]
+        elif form == "tokens":
+            prompt = [100 + number % 300 for number in range(1500)] + list(tail.encode())
+        return {"model": MODEL, "prompt": prompt, "max_tokens": 2}
+
+    async with serving(block_size=16, max_model_len=16_384) as twin:
+        gateway = await start_gateway(twin, served_name="tiny")
+        found = [
+            await gateway.post(asks(tail), "/v1/completions", [bearer(), ("x-ctxgate-task", task)])
+            for task, tail in (("a", "Ann. " * 40), ("b", "Bob. " * 40), ("a", "Ann. " * 40 + "More. " * 80))
+        ]
+        whole = len(str(asks("Bob. " * 40)["prompt"]).encode())
+    assert found[0].header("x-ctxgate-expected-cached") == ""
+    for answer in found[1:]:
+        usage = answer.document["usage"]
+        prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 900
+        expected = int(answer.header("x-ctxgate-expected-cached"))
+        kilobyte = prompt * 1024 // whole
+        assert cached - 2 * kilobyte - 32 <= expected <= cached + 32
+        assert answer.header("x-ctxgate-miss") == ""
 
 
 async def test_a_growing_conversation_hashes_no_chunks(
