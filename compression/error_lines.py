@@ -28,6 +28,8 @@ _HINTS: Final = (  # in lower case: a line without any of them is no error, and 
     *("not found", "no such", "undefined", "unresolved", "abort", "segmentation", "traceback", "timed out"),
     *("killed", "unable", "warn", "directory", "sh: ", "***", "code", "status", "interrupt", "core dumped"),
     *("critical", "severe", "not ok", "return", "e   ", "e: ", "\u00d7", "\u2717", "\u2716", "\u274c"),
+    *("violat", "conflict", "out of memory", "http 4", "http 5", "http/", "ora-", "reset by"),
+    *("notfound", "timeout", "doesnotexist"),
 )
 _ERROR: Final = re.compile(
     r"^\s{0,8}(?:"
@@ -49,6 +51,16 @@ _ERROR: Final = re.compile(
     r"|\b(?:[1-9]\d{0,5}) (?:failed|errors?|failures?)\b"
     r"|\b(?:Could not|Cannot|Unable to|Failed to|failed to) [a-z]{3,20}\b"
     r"|\b(?:undefined reference to|unresolved external|core dumped|timed out after|Connection refused)\b"
+    r"|^\s{0,8}(?:[\w .-]{1,40}: )?(?:[A-Z][\w+]{1,20} ){1,2}(?:[Ff]atal )?[Ee]rror(?::| at | from |  )"
+    r"|^\s{0,8}(?:[a-z][\w.-]{0,40}: )?Error (?:response )?from [^:]{1,80}:"
+    r"|^\s{0,8}(?:Exception in thread \"|--- FAIL: |CONFLICT \(|(?:ORA|TNS|PLS)-\d{4,5}: )"
+    r"|^\s{0,8}(?:\w{1,40}\.){1,8}[A-Z]\w{0,40}(?:Violation|Failure|Timeout|Refused|NotFound|DoesNotExist): "
+    r"|^\s{0,8}\S{1,300}:\d{1,7}:\d{1,7}: (?:undefined|undeclared|unresolved|cannot|could not)\b"
+    r"|^(?=.{0,400}\b(?:msg|message|event)[\"']?\s?[=:]).{0,300}"
+    r"\b(?:level|lvl|severity|levelname)[\"']?\s?[=:]\s?[\"']?(?:error|fatal|critical|panic|ERROR|FATAL|CRITICAL)\b"
+    r"|\bHTTP(?:/\d(?:\.\d)?)? [45]\d\d [A-Z]"
+    r"|: (?:Connection|Operation) (?:timed out|reset by peer)\b|\bOut of memory: "
+    r"|, status=[1-9]\d{0,2}/[A-Z]"
 )
 _CODE: Final = re.compile(
     r"^\s*(?:throw|catch|raise|except|import|export|return|if|else|elif|for|while|const|let|var|def|class"

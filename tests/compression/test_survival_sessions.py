@@ -82,6 +82,9 @@ def test_exact_strings_survive_in_the_prompt_or_come_back(at: int) -> None:
     assert found["path"].share_in_prompt >= 0.5
     plain = plain_survival(dropped, prompt, recall)
     assert plain["rule"].share_in_prompt == 1
+    # The session reports two errors that are told plainly: `test_survival_errors` is the judge of more.
+    assert plain["error"].total == 2
+    assert plain["error"].share == 1, plain["error"].lost
     for kind in ("path", "command"):
         assert plain[kind].total > 10
         assert plain[kind].share >= 0.9, (kind, str(plain[kind]), plain[kind].lost)

@@ -103,7 +103,11 @@ def prompt_text(messages: Iterable[bytes | msgspec.Raw]) -> str:
 
 
 _PLAIN_PATH: Final = re.compile(r"(?<![\w/.-])(?:/[\w.@-]+){2,}\.\w{1,6}\b")
-_PLAIN_ERROR: Final = re.compile(r"^\s*(?:[\w.]*Error|error|ERROR|fatal|FAILED)\b[:\[ ].*$", re.MULTILINE)
+_PLAIN_ERROR: Final = re.compile(
+    r"^\s*(?:(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)|Error|error|ERROR|fatal|FAILED)\b[:\[ ].*$"
+    r"|^.*(?:No such file or directory|command not found|with code [1-9]).*$",
+    re.MULTILINE,
+)
 _PLAIN_RULE: Final = re.compile(r"[^.!?\n]*\b(?:[Nn]ever|[Aa]lways|[Dd]o not|[Dd]on't|[Mm]ust)\b[^.!?\n]*")
 
 
@@ -111,7 +115,8 @@ def plain_strings(messages: Iterable[bytes | msgspec.Raw]) -> dict[str, list[str
     """Exact strings by plain definitions of their own.
 
     Absolute paths with an extension, `command` arguments of one short line, lines of tool results that
-    begin like an error, orders of the user.
+    begin like an error (not with a member of that name, as in source code) or tell of a failure, orders of
+    the user.
     """
     wanted: dict[str, list[str]] = {"path": [], "command": [], "error": [], "rule": []}
     for raw in messages:
