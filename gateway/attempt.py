@@ -29,7 +29,7 @@ from ctxgate.gateway.flow import UPSTREAM_PATHS
 from ctxgate.gateway.ledger import Outcome
 from ctxgate.gateway.routing import predicted, tier_told
 from ctxgate.gateway.signs import error_code
-from ctxgate.gateway.upstream_errors import pass_on, too_long, too_long_event
+from ctxgate.gateway.upstream_errors import pass_on, too_long, too_long_event, with_reason
 from ctxgate.inference import rates
 from ctxgate.inference.chat_relay import StreamRelay
 from ctxgate.inference.chat_stream import Ending, StreamReader, ending, finish_facts, truncation_event
@@ -327,6 +327,11 @@ class Attempt:
         if outcome in (Outcome.TIMED_OUT, Outcome.SHUTDOWN):
             return event_of(_TOO_LATE if outcome is Outcome.TIMED_OUT else STOPPING)
         return b""
+
+    def tell_why(self, reason: str) -> None:
+        """Add to the engine's refusal why no shorter prompt follows it; without one, nothing."""
+        if self.refusal is not None:
+            self.refusal = with_reason(self.refusal, reason)
 
     async def _broken(self, error: Exception) -> Answered:
         """The replica gave no whole answer, or the client took none."""

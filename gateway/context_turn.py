@@ -234,6 +234,18 @@ class Turn:
         masked = len(record.masked) + len(record.split)
         return f"{record.by}; reason={record.reason}; left_out={len(record.gone())}; shortened={masked}"
 
+    def too_large(self) -> str:
+        """What of the prompt does not fit, for the client of one that cannot be made shorter."""
+        record, results = self.record, 0
+        while results < len(self.facts) and self.facts[-1 - results].role == "tool":
+            results += 1
+        gone, cut = (0, 0) if record is None else (len(record.gone()), len(record.masked) + len(record.split))
+        open_ = f", {results} of them results of tools that the model has not seen" if results else ""
+        return (
+            f"The gateway left out {gone} messages and shortened {cut}; the {len(self.facts) - gone} that "
+            f"must stay{open_}, are too long together."
+        )
+
     def reasons(self) -> tuple[PlanEdit, ...]:
         """What was changed, in words."""
         found: list[PlanEdit] = []

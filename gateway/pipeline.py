@@ -104,6 +104,8 @@ class Pipeline:
                 refusal = Refusal(answered.overflow, routed.replica.name, refusals)
                 planned = await self.plan(allowed, laid, refusal)
                 if planned.plan.size >= before.plan.size:
+                    if planned.turn is not None:
+                        attempt.tell_why(planned.turn.too_large())
                     break
                 continue
             if not answered.retriable:

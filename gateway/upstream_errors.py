@@ -56,6 +56,15 @@ def _detail(document: object) -> str:
     return detail if isinstance(detail, str) else "The model server gave no readable error."
 
 
+def with_reason(refusal: tuple[int, bytes], reason: str) -> tuple[int, bytes]:
+    """A refusal of `pass_on` whose message ends with a reason of the gateway's own; else as it is."""
+    status, body = refusal
+    document: Any = msgspec.json.decode(body)
+    error = document["error"]
+    error["message"] = f"{error['message']} {reason}"
+    return status, msgspec.json.encode(document)
+
+
 def too_long(body: bytes) -> Overflow | None:
     """What a refusal says of a prompt that does not fit the window; None where it is about something else."""
     try:
