@@ -321,10 +321,15 @@ async def test_long_results_are_shortened_when_they_arrive_and_only_then(tmp_pat
         assert metrics['ctxgate_arrival_bytes_total{part="saved"}'] > 10_000
 
 
-async def test_what_was_left_out_is_brought_back_where_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "around", ["\n", " lorem ipsum dolor sit amet" * 40 + " "], ids=["a line", "a long line"]
+)
+async def test_what_was_left_out_is_brought_back_where_it_is_asked_for(tmp_path: Path, around: str) -> None:
+    """Also where the passage is as long as one can be, in a window as small as this."""
     history = long_chat(60)
-    history[5]["content"] += "\nThe invoice serial is QX-77-4410-KLM, issued by Vendor Oberon."
-    question = {"role": "user", "content": "Which vendor issued the invoice serial QX-77-4410-KLM?"}
+    fact = "The invoice serial is QX-77-4410-KLM, issued by Vendor Oberon."
+    history[5]["content"] += f"{around}{fact}{around}"
+    question = {"role": "user", "content": "Who issued QX-77-4410-KLM?"}
     asked: list[dict[str, Any]] = history
     sent: list[dict[str, Any]] = []
     async with twin.serving(max_model_len=2 * WINDOW) as engine, recording(engine.url) as recorder:
