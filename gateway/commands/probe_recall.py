@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sqlite3
 import sys
@@ -15,7 +16,6 @@ from ctxgate.gateway.ledger import LedgerError
 from ctxgate.gateway.recall_probe_picture import NEEDS_PICTURES, picture
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from ctxgate.gateway.config import Config, Model
@@ -66,7 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 4000,16000") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,9 +128,16 @@ async def _probed(config: Config, args: argparse.Namespace) -> Result:
         up = await records_up(services, args.pool)
         if not up:
             raise Unusable(f"no replica of pool {args.pool} answers")
+        window = _window(up, model)
         lengths = args.lengths
         if lengths is None:
-            lengths = recall_probe.lengths_of(_window(up, model))
+            if window is None:
+                raise Unusable("--lengths must be given: no replica reports the model's window")
+            lengths = recall_probe.lengths_of(window)
+        elif window is not None and max(lengths) > window:
+            raise ValueError(
+                f"--lengths: {max(lengths):,} is more than the model's window of {window:,} tokens"
+            )
         questions = Questions(
             lengths, args.depths, args.trials, args.max_tokens, args.threshold, args.patience
         )
@@ -149,10 +159,8 @@ def _model(config: Config, pool: str, name: str | None) -> Model:
     return models[name or next(iter(models))]
 
 
-def _window(records: Sequence[ReplicaRecord], model: Model) -> int:
-    """The smallest window that is known of the model. Raises `Unusable`."""
+def _window(records: Sequence[ReplicaRecord], model: Model) -> int | None:
+    """The smallest window that is known of the model."""
     told = [record.windows.get(model.engine_name) for record in records]
     known = [window for window in (model.window, *told) if window is not None]
-    if not known:
-        raise Unusable("--lengths must be given: no replica reports the model's window")
-    return min(known)
+    return min(known, default=None)

@@ -34,6 +34,12 @@ def test_a_real_engine_is_probed_and_every_token_of_it_is_booked(
     command = ["probe-recall", "--pool", "standard", "-c", str(config.write()), "--max-tokens", "8"]
     command += ["--lengths", "600,300", "--depths", "0,50,100"]
     command += ["--out", str(out), "--picture", str(picture)]
+    too_long = [*command, "--lengths", "600,131073"]
+    done = subprocess.run(ctxgate_command(too_long), check=False, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "131,073 is more than the model's window of 131,072 tokens" in done.stderr
+    assert not out.exists()
+    assert ledger_rows(config.ledger) == []
     done = subprocess.run(ctxgate_command(command), check=False, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 

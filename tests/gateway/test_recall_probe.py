@@ -254,6 +254,9 @@ def test_bad_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ):
         assert main(["probe-recall", "--pool", "fast", *arguments]) == 2
         assert says in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["probe-recall", "--pool", "fast", "--lengths", "500,abc"])
+    assert "'500,abc' is no list of numbers" in capsys.readouterr().err
     assert main(["probe-recall", "--pool", "fast", "-c", str(tmp_path / "none.yaml")]) == 1
     assert "none.yaml" in capsys.readouterr().err
 
