@@ -19,6 +19,7 @@ from ctxgate.inference.record import Record
 if TYPE_CHECKING:
     from ctxgate.compression.divergence import Divergence
     from ctxgate.compression.previous import Before
+    from ctxgate.gateway.context_turn import Turn
     from ctxgate.routing.prefix_index import Expected, Place
 
 
@@ -41,6 +42,11 @@ class MissCause(StrEnum):
 
 REWRITTEN: Final = "history_rewritten"
 """Detail of a miss by a template that prints earlier messages anew, such as one that drops old reasoning."""
+
+BY_GATEWAY: Final = "by_gateway"
+"""Detail of a miss by a compaction that the gateway made: nothing that a client could have avoided."""
+
+_OF_HISTORY: Final = frozenset({MissCause.COMPACTION, MissCause.HISTORY_EDITED, MissCause.REORDERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,17 @@ def verdict(evidence: Evidence) -> Miss | None:
     """The cause that cost the most, None where nothing was missed."""
     found = [miss for miss in (_by_content(evidence), _by_place(evidence)) if miss is not None]
     return max(found, key=lambda miss: miss.avoidable_tokens or 0, default=None)
+
+
+def excused(miss: Miss | None, turn: Turn | None) -> Miss | None:
+    """A miss as the gateway's, where the history changed because this request is the first compacted so."""
+    if miss is None or turn is None or turn.record is None:
+        return miss
+    if miss.cause not in _OF_HISTORY or not (miss.detail or "").startswith("history"):
+        return miss
+    if turn.known is not None and turn.known.record == turn.record:
+        return miss
+    return Miss(MissCause.COMPACTION, BY_GATEWAY, avoidable_tokens=0, avoidable_nano=0)
 
 
 def bounded(evidence: Evidence, most: Divergence | None) -> Evidence | None:

@@ -24,7 +24,7 @@ from ctxgate.compression.sent import Digester, extends
 from ctxgate.gateway.flow import Surface
 from ctxgate.gateway.instants import day_of
 from ctxgate.gateway.metering import counted, prompt_count
-from ctxgate.gateway.miss import Evidence, Miss, bounded, not_reported, verdict
+from ctxgate.gateway.miss import Evidence, Miss, bounded, excused, not_reported, verdict
 from ctxgate.gateway.seen import Comparison, Seen, chunked
 from ctxgate.inference import wire
 from ctxgate.inference.rates import miss_nano
@@ -109,7 +109,7 @@ class Misses:
     def foreseen(self, held: Held) -> Miss | None:
         """The miss that is to be expected of an attempt, its tokens estimated."""
         try:
-            return self._foreseen(held)
+            return excused(self._foreseen(held), held.routed.planned.turn)
         except Exception as error:  # noqa: BLE001 - as above
             self._defect("foresee the miss of", error)
             return None
@@ -202,7 +202,8 @@ class Misses:
             return None
         try:
             self.index.withdraw(held.attempt.attempt_id, _place(held))
-            return self._settled(held, seen, usage, now_us, findings, there=there)
+            miss = self._settled(held, seen, usage, now_us, findings, there=there)
+            return excused(miss, held.routed.planned.turn)
         except Exception as error:  # noqa: BLE001 - nor may it leave an attempt unbooked
             self._defect("explain", error)
             return None

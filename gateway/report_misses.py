@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ctxgate.compression.divergence import DivergenceKind
 from ctxgate.gateway.advice import advice
-from ctxgate.gateway.miss import REWRITTEN, MissCause
+from ctxgate.gateway.miss import BY_GATEWAY, REWRITTEN, MissCause
 from ctxgate.gateway.report_table import aligned, dollars
 from ctxgate.inference.rates import format_usd
 
@@ -37,6 +37,8 @@ def cure(row: MissRow) -> str:
     """What to do about a miss, in one line."""
     if row.detail == REWRITTEN:
         return "use a template, or template arguments, that keep earlier turns; see `ctxgate pools probe`."
+    if row.detail == BY_GATEWAY:
+        return "nothing; `ctxgate report --counterfactual` says what compaction saved."
     if row.cause in _ADVICE:
         return _ADVICE[row.cause]
     kind, _, volatile = (row.detail or "").partition("/")

@@ -15,6 +15,7 @@ from ctxgate.gateway import context as context_module
 from ctxgate.gateway.archive import reference_of
 from ctxgate.gateway.config import Context
 from ctxgate.gateway.ledger import LedgerUnavailable, Outcome
+from ctxgate.gateway.miss import BY_GATEWAY, Miss, MissCause
 from ctxgate.inference.rates import RateCard
 from support import twin
 from support.gateway import MODEL, RATES, Gateway, bearer, config, until
@@ -99,6 +100,10 @@ async def test_context_e2_f11_a_conversation_of_several_windows_never_fails(
         reasons = {name for name in metrics if name.startswith("ctxgate_compactions_total")}
         assert mode == "auto" or all('reason="window"' in name for name in reasons)
         rows = await gateway.rows()
+        misses = [row.settled.miss for row in rows if row.settled.miss is not None]
+        changed = [miss for miss in misses if "history" in (miss.detail or "") or miss.cause == "compaction"]
+        assert changed
+        assert set(changed) == {Miss(MissCause.COMPACTION, BY_GATEWAY, avoidable_tokens=0, avoidable_nano=0)}
         prompt = sum((row.settled.usage.prompt or 0) for row in rows)
         assert prompt == await engine.metric("prompt_tokens_total")
         summaries = [row for row in rows if row.opened.purpose == "summary"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,16 @@ from ctxgate.compression.divergence import DivergenceKind as Kind
 from ctxgate.compression.previous import Before
 from ctxgate.compression.sent import Outline
 from ctxgate.compression.volatile import VolatileKind
-from ctxgate.gateway.miss import Evidence, Miss, MissCause, not_reported, shown_field, verdict
+from ctxgate.gateway.miss import (
+    BY_GATEWAY,
+    Evidence,
+    Miss,
+    MissCause,
+    excused,
+    not_reported,
+    shown_field,
+    verdict,
+)
 from ctxgate.routing.prefix_index import Expected
 
 HERE, THERE = ("standard", "standard-0"), ("standard", "standard-1")
@@ -135,6 +145,39 @@ def test_a_history_of_fewer_messages_than_before_was_compacted() -> None:
     found = verdict(evidence(difference=edited(), cached=496, messages=6))
     assert found is not None
     assert (found.cause, found.detail) == (MissCause.COMPACTION, "history_edited")
+
+
+def turn(record: object, known: object = None) -> Any:
+    """A request under a compaction, the one before it under another or none; None: it is not known."""
+    return SimpleNamespace(record=record, known=known and SimpleNamespace(record=known))
+
+
+OWN = Miss(MissCause.COMPACTION, BY_GATEWAY, avoidable_tokens=0, avoidable_nano=0)
+EDITED = Miss(MissCause.HISTORY_EDITED, "history_edited", "messages[5]", 5, 7, 400, 900)
+
+
+@pytest.mark.parametrize("compacted", [turn("new", "old"), turn("new")])
+def test_a_history_that_the_gateway_compacted_is_no_miss_of_the_clients(compacted: Any) -> None:
+    assert excused(EDITED, compacted) == OWN
+    assert excused(replace(EDITED, cause=MissCause.COMPACTION, detail="history_truncated"), compacted) == OWN
+    assert excused(None, compacted) is None
+
+
+@pytest.mark.parametrize(
+    "miss",
+    [
+        replace(EDITED, cause=MissCause.REORDERED, detail="tools_reordered", field="tools[3]"),
+        replace(EDITED, cause=MissCause.SYSTEM_CHANGED, detail="system_changed", field="messages[0].content"),
+        Miss(MissCause.MOVED_REPLICA, "standard/standard-1", avoidable_tokens=9),
+    ],
+)
+def test_what_the_client_or_the_pool_did_beside_a_compaction_stays_theirs(miss: Miss) -> None:
+    assert excused(miss, turn("new", "old")) == miss
+
+
+@pytest.mark.parametrize("same", [None, turn(None, "old"), turn("one", "one")])
+def test_without_a_new_compaction_an_edit_is_the_clients(same: Any) -> None:
+    assert excused(EDITED, same) == EDITED
 
 
 def test_digests_tell_no_byte() -> None:

@@ -80,6 +80,7 @@ def test_every_cause_has_advice(cause: MissCause) -> None:
         MissCause.MODEL_CHANGED: ["model_changed"],
         MissCause.TEMPLATE_CHANGED: ["template_changed", "history_rewritten"],
         MissCause.SALT: ["salt"],
+        MissCause.COMPACTION: ["history_truncated", "by_gateway"],
     }
     for detail in kinds.get(cause, [None]):
         assert report_misses.cure(MissRow(cause, detail, None, 1, 1, 1, 1, 0)).endswith(".")
