@@ -33,6 +33,8 @@ BLOCKS: Final = 300
 
 REQUESTS: Final = 600
 CONVERSATIONS: Final = 14
+NEWS_US: Final = 20_000
+"""What was heard so shortly before a choice may have come after it at the gateway, or the other way round."""
 WORDS: Final = (
     "block",
     "cache",
@@ -253,10 +255,14 @@ async def play(url: str, at_once: int) -> dict[str, list[dict[str, str]]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A request whose cache was under pressure: tokens predicted, knowable then, and found by the engine."""
+    """A request whose cache was under pressure: tokens predicted, knowable then, and found by the engine.
+
+    `knowable` is None where news that came within NEWS_US before the choice made a difference: two
+    listeners hear it at two times.
+    """
 
     predicted: int | None
-    knowable: int
+    knowable: int | None
     found: int
 
 
@@ -271,11 +277,13 @@ def judged(
     ]
     assert [row.settled.usage.prompt for row in rows] == [len(tokens) for _, tokens in asked]
     pressed_us = observer.first("BlockRemoved")
+    earlier = observer.hits([(at_us - NEWS_US, tokens) for at_us, tokens in asked])
     result = []
-    for row, knowable in zip(rows, observer.hits(asked), strict=True):
+    for row, then, now in zip(rows, earlier, observer.hits(asked), strict=True):
         found = row.settled.usage.cached.value
         assert found is not None
         if row.opened.opened_at_us > pressed_us:
+            knowable = now if now == then else None
             result.append(Judged(row.opened.predicted_cached_tokens, knowable, found))
     return result
 
