@@ -126,7 +126,7 @@ async def test_the_ten_steps_against_the_twin(tmp_path: Path) -> None:
         "template": "yes",
         "cache events": "no",
         "priority": "unknown",
-        "load header": "no",
+        "load header": "yes",
         "fingerprint": "yes",
     }
     assert report.steps[1].told == (
